@@ -1,0 +1,1 @@
+"""Everything random: samplers, Monte Carlo kernels and trained models."""

@@ -1,0 +1,1 @@
+"""Torch modules of the models that the papers train."""

@@ -1,0 +1,1 @@
+"""Monte Carlo estimates: Numba kernels on plain arrays, and wrappers that return `Estimate`."""

@@ -1,0 +1,1 @@
+"""The depth paper: how the loss of linear and softmax attention falls with the number of layers."""

@@ -1,0 +1,1 @@
+"""The multi-head paper: softmax attention as debiased gradient descent."""

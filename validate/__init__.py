@@ -1,0 +1,1 @@
+"""Theory and simulation side by side: ledger, tables, figures and the command."""
