@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 import numbers
-import operator
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,23 +31,27 @@ MAX_ARRAY_DIM = 10**8
 SYMMETRY_TOLERANCE = 1e-12
 
 
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # Python refuses to print integers of more than 4300 digits
+        return f"a value of type {type(value).__name__} that is too long to print"
+
+
 def as_integer(name: str, value: object, low: int, high: int = MAX_SIZE) -> int:
     """``value`` as an ``int`` in ``[low, high]``.
 
     Integer-valued floats and NumPy scalars are accepted, booleans are not. Raises DomainError otherwise.
     Source: validation of the problem types; no equation.
     """
-    sentence = f"{name} must be an integer from {low} to {high}, got {value!r}"
-    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
+    sentence = f"{name} must be an integer from {low} to {high}, got {_shown(value)}"
+    if isinstance(value, bool | np.bool_ | np.timedelta64) or not isinstance(value, numbers.Real):
         raise DomainError(sentence)
-    if isinstance(value, numbers.Integral):
-        number = operator.index(value)
-    else:
-        real = float(value)
-        if not real.is_integer():
-            raise DomainError(sentence)
-        number = int(real)
-    if not low <= number <= high:
+    try:
+        number: int = int(value)  # type: ignore[call-overload]
+    except (OverflowError, ValueError):  # infinities and NaN
+        raise DomainError(sentence) from None
+    if number != value or not low <= number <= high:
         raise DomainError(sentence)
     return number
 
@@ -58,8 +62,8 @@ def as_real(name: str, value: object, low: float, high: float, *, open_low: bool
     Raises DomainError otherwise. Source: validation of the problem types; no equation.
     """
     bracket = "(" if open_low else "["
-    sentence = f"{name} must be a finite number in {bracket}{low:g}, {high:g}], got {value!r}"
-    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
+    sentence = f"{name} must be a finite number in {bracket}{low:g}, {high:g}], got {_shown(value)}"
+    if isinstance(value, bool | np.bool_ | np.timedelta64) or not isinstance(value, numbers.Real):
         raise DomainError(sentence)
     try:
         number = float(value)
@@ -70,15 +74,31 @@ def as_real(name: str, value: object, low: float, high: float, *, open_low: bool
     return number + 0.0  # turns -0.0 into 0.0, so that equal problems print alike
 
 
+def _as_array(name: str, value: object) -> FloatArray:
+    """``value`` as a float64 array of finite numbers, each of them checked as in `as_real`, with 0.0 for -0.0."""
+    try:
+        array = np.asarray(value) if hasattr(value, "__array__") else np.asarray(value, dtype=object)
+    except (TypeError, ValueError, RuntimeError):
+        raise DomainError(f"{name} must be an array of numbers, got {_shown(value)}") from None
+    if array.dtype == object:
+        largest = sys.float_info.max
+        items = [as_real(name, item, -largest, largest) for item in array.ravel()]
+        return np.array(items, dtype=np.float64).reshape(array.shape)
+    if array.dtype.kind not in "iuf":
+        raise DomainError(f"{name} must hold real numbers, got an array of {array.dtype}: {_shown(value)}")
+    with np.errstate(over="ignore"):
+        array = array.astype(np.float64)
+    if not np.isfinite(array).all():
+        raise DomainError(f"{name} must be finite, got {float(array[~np.isfinite(array)][0])!r}")
+    return np.asarray(array + 0.0)
+
+
 def as_depths(depth: object) -> FloatArray:
     """Depths as a float64 array of integers >= 0 (any shape). Raises DomainError otherwise.
 
     Source: validation of the number of layers L of the depth paper; no equation.
     """
-    try:
-        array = np.asarray(depth, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise DomainError(f"depth must hold integers >= 0, got {depth!r}") from None
+    array = _as_array("depth", depth)
     bad = ~((array >= 0) & (array == np.floor(array)) & (array <= MAX_SIZE))
     if bad.any():
         raise DomainError(f"depth must hold integers from 0 to {MAX_SIZE}, got {float(array[bad].flat[0])!r}")
@@ -86,43 +106,49 @@ def as_depths(depth: object) -> FloatArray:
 
 
 def _as_vector(name: str, values: object) -> tuple[float, ...]:
-    try:
-        array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise DomainError(f"{name} must be a sequence of numbers, got {values!r}") from None
+    array = _as_array(name, values)
     if array.ndim != 1 or array.size == 0:
         raise DomainError(f"{name} must be a non-empty sequence of numbers, got shape {array.shape}")
-    if not np.isfinite(array).all():
-        raise DomainError(f"{name} must be finite, got {float(array[~np.isfinite(array)][0])!r}")
-    return tuple(float(x) for x in array)
+    return tuple(array.tolist())
 
 
 def as_covariance(name: str, value: object, dim: int) -> tuple[tuple[float, ...], ...]:
     """A ``dim x dim`` symmetric positive definite matrix as nested tuples.
 
-    Asymmetry up to rounding (1e-12 of the largest entry) is averaged away. Raises DomainError otherwise.
+    Asymmetry up to rounding (1e-12 of the largest entry) is averaged away. Entries are at most 1e100 and variances at
+    least 1e-100; a matrix that rounding cannot tell from a singular one is refused. Raises DomainError otherwise.
     Source: validation of the input covariance, multihead section 5.3.
     """
-    try:
-        matrix = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise DomainError(f"{name} must be a matrix of numbers, got {value!r}") from None
+    matrix = _as_array(name, value)
     if matrix.shape != (dim, dim):
         raise DomainError(f"{name} must have shape ({dim}, {dim}), got {matrix.shape}")
-    if not np.isfinite(matrix).all():
-        raise DomainError(f"{name} must be finite, got {float(matrix[~np.isfinite(matrix)][0])!r}")
+    largest = float(np.abs(matrix).max())
+    if largest > MAX_SCALE:
+        raise DomainError(f"{name} must have entries of at most {MAX_SCALE:g} in magnitude, got {largest!r}")
     asymmetry = float(np.abs(matrix - matrix.T).max())
-    if asymmetry > SYMMETRY_TOLERANCE * float(np.abs(matrix).max()):
+    if asymmetry > SYMMETRY_TOLERANCE * largest:
         raise DomainError(f"{name} must be symmetric, got entries that differ by {asymmetry:g} from the transpose")
     symmetric = (matrix + matrix.T) / 2
-    smallest = float(np.linalg.eigvalsh(symmetric)[0])
-    if smallest <= 0:
-        raise DomainError(f"{name} must be positive definite, got smallest eigenvalue {smallest:g}")
-    return tuple(tuple(float(x) for x in row) for row in symmetric)
+    variances = symmetric.diagonal()
+    if variances.min() < MIN_SCALE:
+        raise DomainError(
+            f"{name} must be positive definite with variances of at least {MIN_SCALE:g}, "
+            f"got the variance {float(variances.min())!r}"
+        )
+    # Scaled to unit variances, the smallest eigenvalue of a singular matrix is rounding: a few dim * eps at most.
+    scales = np.sqrt(variances)
+    smallest = float(np.linalg.eigvalsh(symmetric / scales / scales[:, np.newaxis])[0])
+    if smallest <= 8 * dim * np.finfo(np.float64).eps:
+        raise DomainError(
+            f"{name} must be positive definite, got {smallest:g} as the smallest eigenvalue of its correlations"
+        )
+    return tuple(tuple(row) for row in symmetric.tolist())
 
 
 class _JsonProblem:
     """JSON round trip shared by all problem types."""
+
+    __slots__ = ()
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dict with the type's name under ``type``."""
@@ -195,7 +221,8 @@ class PowerLawSpectrum(Spectrum):
         r"""Source exponent :math:`\zeta = (a + b - 1)/a`.
 
         Source: depth, display after (30). Raises DomainError where a = 0 (the inputs are isotropic and one layer is
-        enough) or a + b <= 1 (the label variance of infinitely many modes diverges).
+        enough) or a + b <= 1 (the label variance of infinitely many modes diverges), and where a is so small that
+        zeta leaves the range of float64.
         """
         a, b = self.input_exponent, self.teacher_exponent
         if a == 0:
@@ -204,7 +231,10 @@ class PowerLawSpectrum(Spectrum):
             raise DomainError(
                 f"input_exponent + teacher_exponent must be > 1 for zeta > 0, got {a:g} + {b:g} = {a + b:g}"
             )
-        return (a + b - 1) / a
+        zeta = math.fsum((a, b, -1.0)) / a
+        if not math.isfinite(zeta):
+            raise DomainError(f"input_exponent must be large enough for zeta to be finite, got {a!r}")
+        return zeta
 
     def _modes(self) -> FloatArray:
         if self.dim is None or self.dim > MAX_ARRAY_DIM:
@@ -280,8 +310,8 @@ def _check_range(name: str, values: tuple[float, ...], low: float) -> None:
 
 
 def _as_spectrum(value: object, *, finite: bool) -> Spectrum:
-    if not isinstance(value, Spectrum):
-        raise DomainError(f"spectrum must be a PowerLawSpectrum or an ArraySpectrum, got {value!r}")
+    if not isinstance(value, PowerLawSpectrum | ArraySpectrum):
+        raise DomainError(f"spectrum must be a PowerLawSpectrum or an ArraySpectrum, got {_shown(value)}")
     if finite and value.dim is None:
         raise DomainError("spectrum.dim must be finite for this task, got None")
     return value
@@ -344,7 +374,9 @@ class RegressionTask(_JsonProblem):
             object.__setattr__(self, "covariance", covariance)
 
     def covariance_matrix(self) -> FloatArray:
-        """The input covariance, shape (dim, dim)."""
+        """The input covariance, shape (dim, dim). Raises DomainError where it has more than 10^8 entries."""
+        if self.dim**2 > MAX_ARRAY_DIM:
+            raise DomainError(f"dim must be at most {math.isqrt(MAX_ARRAY_DIM)} for a matrix, got {self.dim}")
         return np.eye(self.dim) if self.covariance is None else np.array(self.covariance)
 
 
@@ -363,16 +395,21 @@ class MultiTaskRegression(_JsonProblem):
 
     def __post_init__(self) -> None:
         _fix_regression_sizes(self)
-        if not _is_collection(self.signal_sets):
-            raise DomainError(f"signal_sets must be a sequence of sets of coordinates, got {self.signal_sets!r}")
-        sets = tuple(_as_signal_set(number, members, self.dim) for number, members in enumerate(self.signal_sets, 1))
+        all_members = _as_collection("signal_sets", self.signal_sets, "a sequence of sets of coordinates")
+        sets = tuple(_as_signal_set(number, members, self.dim) for number, members in enumerate(all_members, 1))
         if not sets:
             raise DomainError("signal_sets must hold at least one set, got none")
         object.__setattr__(self, "signal_sets", sets)
 
 
-def _is_collection(value: object) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, str)
+def _as_collection(name: str, value: object, kind: str) -> tuple[object, ...]:
+    sentence = f"{name} must be {kind}, got {_shown(value)}"
+    if isinstance(value, str | bytes | bytearray) or not isinstance(value, Iterable):
+        raise DomainError(sentence)
+    try:
+        return tuple(value)
+    except TypeError:  # arrays without dimensions
+        raise DomainError(sentence) from None
 
 
 def _fix_regression_sizes(task: RegressionTask | MultiTaskRegression) -> None:
@@ -383,9 +420,8 @@ def _fix_regression_sizes(task: RegressionTask | MultiTaskRegression) -> None:
 
 def _as_signal_set(number: int, members: object, dim: int) -> tuple[int, ...]:
     name = f"signal_sets[{number}]"
-    if not isinstance(members, Iterable) or isinstance(members, str):
-        raise DomainError(f"{name} must be a set of coordinates from 1 to {dim}, got {members!r}")
-    coordinates = tuple(sorted(as_integer(name, member, 1, dim) for member in members))
+    items = _as_collection(name, members, f"a set of coordinates from 1 to {dim}")
+    coordinates = tuple(sorted(as_integer(name, item, 1, dim) for item in items))
     if not coordinates or len(set(coordinates)) != len(coordinates):
         raise DomainError(f"{name} must be non-empty and without repeats, got {coordinates!r}")
     return coordinates
@@ -404,21 +440,21 @@ def problem_from_json(content: object) -> Problem:
     Source: JSON round trip of the problem types; no equation.
     """
     if not isinstance(content, Mapping):
-        raise DomainError(f"a problem must be a JSON object, got {content!r}")
+        raise DomainError(f"a problem must be a JSON object, got {_shown(content)}")
     name = content.get("type")
-    if name not in _PROBLEM_TYPES:
-        raise DomainError(f"type must be one of {', '.join(_PROBLEM_TYPES)}, got {name!r}")
+    if not isinstance(name, str) or name not in _PROBLEM_TYPES:
+        raise DomainError(f"type must be one of {', '.join(_PROBLEM_TYPES)}, got {_shown(name)}")
     cls = _PROBLEM_TYPES[name]
     known = [field.name for field in dataclasses.fields(cls)]
     fields = {key: value for key, value in content.items() if key != "type"}
-    unknown = sorted(set(fields) - set(known))
+    unknown = sorted(set(fields) - set(known), key=str)
     if unknown:
         raise DomainError(f"{name} has the fields {', '.join(known)}, got the unknown field {unknown[0]!r}")
     required = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
     missing = [key for key in required if key not in fields]
     if missing:
         raise DomainError(f"{name} needs the field {missing[0]!r}, got {sorted(fields)}")
-    if "spectrum" in fields:
+    if isinstance(fields.get("spectrum"), Mapping):
         fields["spectrum"] = problem_from_json(fields["spectrum"])
     problem: Problem = cls(**fields)
     return problem

@@ -82,6 +82,8 @@ class Estimate:
     status: Status = Status.DONE
 
     def __post_init__(self) -> None:
+        for name, kind in (("value", float), ("stderr", float), ("samples", int), ("chunks", int), ("seed", int)):
+            object.__setattr__(self, name, kind(getattr(self, name)))  # NumPy scalars have no JSON
         if not (math.isfinite(self.value) and math.isfinite(self.stderr) and self.stderr >= 0):
             raise PrecisionError(
                 f"an estimate needs a finite value and a finite stderr >= 0, got {self.value!r} and {self.stderr!r}"
@@ -97,11 +99,19 @@ class Estimate:
             raise DomainError(f"level must lie strictly between 0 and 1, got {level!r}")
         from scipy.special import stdtrit
 
-        half_width = float(stdtrit(self.chunks - 1, 0.5 + level / 2)) * self.stderr
+        half_width = float(-stdtrit(self.chunks - 1, (1 - level) / 2)) * self.stderr
         return Interval(self.value - half_width, self.value + half_width, level)
 
     def z_score(self, reference: float, reference_stderr: float = 0.0) -> float:
-        """Distance from ``reference`` in units of the combined standard error (infinite where both are zero)."""
+        """Distance from ``reference`` in units of the combined standard error (infinite where both are zero).
+
+        Raises DomainError where ``reference`` is not finite or ``reference_stderr`` not finite and >= 0.
+        """
+        if not (math.isfinite(reference) and math.isfinite(reference_stderr) and reference_stderr >= 0):
+            raise DomainError(
+                "z_score needs a finite reference and a finite reference_stderr >= 0, "
+                f"got {reference!r} and {reference_stderr!r}"
+            )
         scale = math.hypot(self.stderr, reference_stderr)
         difference = self.value - reference
         if scale == 0:
@@ -129,6 +139,8 @@ class Certified:
     tolerance: float
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "value", float(self.value))
+        object.__setattr__(self, "tolerance", float(self.tolerance))
         if not (math.isfinite(self.value) and math.isfinite(self.tolerance) and self.tolerance >= 0):
             raise PrecisionError(
                 f"a certified number needs a finite value and tolerance, got {self.value!r} and {self.tolerance!r}"
