@@ -32,10 +32,12 @@ SYMMETRY_TOLERANCE = 1e-12
 
 
 def _shown(value: object) -> str:
+    """``value`` as it is printed in an error: on one line and of at most 500 characters."""
     try:
-        return repr(value)
+        text = " ".join(line.strip() for line in repr(value).split("\n"))
     except ValueError:  # Python refuses to print integers of more than 4300 digits
         return f"a value of type {type(value).__name__} that is too long to print"
+    return text if len(text) <= 500 else f"{text[:497]}..."
 
 
 def as_integer(name: str, value: object, low: int, high: int = MAX_SIZE) -> int:

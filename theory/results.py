@@ -82,8 +82,14 @@ class Estimate:
     status: Status = Status.DONE
 
     def __post_init__(self) -> None:
-        for name, kind in (("value", float), ("stderr", float), ("samples", int), ("chunks", int), ("seed", int)):
-            object.__setattr__(self, name, kind(getattr(self, name)))  # NumPy scalars have no JSON
+        # NumPy scalars, which JSON does not know, become plain numbers.
+        object.__setattr__(self, "value", float(self.value))
+        object.__setattr__(self, "stderr", float(self.stderr))
+        for name in ("samples", "chunks", "seed"):
+            number = getattr(self, name)
+            if number % 1 != 0:
+                raise DomainError(f"{name} must be an integer, got {number!r}")
+            object.__setattr__(self, name, int(number))
         if not (math.isfinite(self.value) and math.isfinite(self.stderr) and self.stderr >= 0):
             raise PrecisionError(
                 f"an estimate needs a finite value and a finite stderr >= 0, got {self.value!r} and {self.stderr!r}"

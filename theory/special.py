@@ -136,7 +136,7 @@ def mean_over_order_statistic(function: Callable[[FloatArray], FloatArray], samp
             return Certified(value, (_ROUNDING + _TRAPEZOID_AGREEMENT**1.5) * abs(value) + 1e-300)
         previous, step = value, step / 2
     raise PrecisionError(
-        f"the mean over order statistic {r} of {n} did not settle to {_TRAPEZOID_AGREEMENT:g}: last value {previous!r}"
+        f"the mean over order statistic {r} of {n} did not settle to {_TRAPEZOID_AGREEMENT:g}, got {previous!r}"
     )
 
 
@@ -183,8 +183,9 @@ def cosine_upper_tail(cosine: npt.ArrayLike, dim: int) -> FloatArray:
 
 
 def log_cosine_constant(dim: int) -> float:
-    r"""Logarithm of the constant of the cosine's density, :math:`c_d (1-c^2)^{(d-3)/2}`, :math:`c_d = 1/B(\frac{d-1}2,
-    \frac12)`.
+    r"""Logarithm of the constant of the cosine's density on a sphere in ``dim`` >= 2 dimensions.
+
+    .. math:: p(c) = c_d\,(1-c^2)^{(d-3)/2}, \qquad c_d = \frac{\Gamma(d/2)}{\Gamma((d-1)/2)\,\sqrt\pi}
 
     Source: isotropic floor (beyond the paper, FINDINGS C). Raises DomainError where dim < 2.
     """

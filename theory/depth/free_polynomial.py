@@ -10,6 +10,7 @@ products of positive numbers, so that risks far below rounding error keep all th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -203,11 +204,19 @@ def finite_risk(spectrum: Spectrum, depth: npt.ArrayLike, *, leading_modes: int 
     """
     depths = as_depths(depth)
     deepest = as_integer("depth", float(depths.max(initial=0)), 0, MAX_DEGREE)
+    risks = _risks_to_depth(spectrum, deepest, leading_modes)
+    return np.asarray(risks[np.minimum(depths.astype(np.int64), len(risks) - 1)])
+
+
+@lru_cache(maxsize=64)
+def _risks_to_depth(spectrum: Spectrum, deepest: int, leading_modes: int) -> FloatArray:
+    """Free risks at depths 0..deepest (shorter where the risk has reached zero), read-only."""
     bidiagonal = bidiagonalise(spectral_measure(spectrum, deepest, leading_modes=leading_modes), deepest)
     risks = bidiagonal.total / np.cumsum(_endpoint_squares(bidiagonal))
     if bidiagonal.complete:
         risks = np.append(risks, 0.0)
-    return np.asarray(risks[np.minimum(depths.astype(np.int64), len(risks) - 1)])
+    risks.flags.writeable = False
+    return np.asarray(risks)
 
 
 def residual_roots(spectrum: Spectrum, depth: int) -> FloatArray:
@@ -257,10 +266,13 @@ def product_residual(steps: npt.ArrayLike, eigenvalue: npt.ArrayLike) -> FloatAr
 
 
 def mode_residuals(spectrum: Spectrum, depth: int) -> FloatArray:
-    r"""Optimal residual at every mode, :math:`r_L(\lambda_k) = \sum_n\varphi_n(0)\varphi_n(\lambda_k)/\sum_n\varphi_n(0)^2`.
+    r"""Optimal residual at every mode of a finite spectrum.
+
+    .. math:: r_L(\lambda_k) = \sum_n\varphi_n(0)\,\varphi_n(\lambda_k) \Big/ \sum_n\varphi_n(0)^2
 
     spectrum: at most 4096 modes, all with label variance > 0; depth: L >= 0. Returns shape (dim,), in the order of
-    the spectrum; the error of :math:`\sqrt{\lambda_k\omega_k}\,r_L(\lambda_k)` is about 1e-15 of the root of the risk.
+    the spectrum; the error of :math:`\sqrt{\lambda_k\omega_k}\,r_L(\lambda_k)` is about 1e-15 of the root of the
+    risk.
     Summed in the orthonormal basis: the product over roots cannot represent modes that are already removed.
     Source: depth (37). Raises DomainError for larger spectra or modes without label variance.
     """
@@ -281,7 +293,7 @@ def mode_residuals(spectrum: Spectrum, depth: int) -> FloatArray:
 
 
 def polynomial_coefficients(spectrum: Spectrum, depth: int) -> FloatArray:
-    r"""Coefficients a_1..a_L of the optimal predictor :math:`p_L(\lambda) = \sum_{r=1}^L a_r\lambda^r`, shape (depth,).
+    r"""Coefficients a_1..a_L of the best predictor :math:`p_L(\lambda) = \sum_{r=1}^L a_r\lambda^r`, shape (depth,).
 
     .. math:: a_r = (-1)^{r-1} e_r(1/\text{root}_1, \dots, 1/\text{root}_L)
 

@@ -102,7 +102,9 @@ def tail_cosine(log_tail: npt.ArrayLike, dim: int) -> FloatArray:
     v = np.exp(log_v)
     doubled = 2 * np.minimum(v, -np.expm1(log_v))
     square, rest = betainccinv(0.5, half, doubled), betaincinv(half, 0.5, doubled)
-    log_rest = np.where(rest < 0.5, np.log(np.maximum(rest, np.finfo(float).tiny)), np.log1p(-np.minimum(square, 0.9)))
+    log_rest = np.where(
+        rest < 0.5, np.log(np.maximum(rest, np.finfo(float).tiny)), np.log1p(-np.minimum(square, 0.9))
+    )
     return np.asarray(np.exp(log_cosine_constant(dim) + half * log_rest - log_v) / (2 * half))
 
 
@@ -142,9 +144,9 @@ def predictor_basis(spectrum: Spectrum, degree: int) -> FloatArray:
 
 
 def gram_matrix(spectrum: Spectrum, degree: int) -> FloatArray:
-    r"""Gram matrix of the monomials, :math:`G_{rs} = \operatorname{tr}(\Omega\Sigma^{r+s+1})`, shape (degree, degree).
+    r"""Gram matrix of the monomials, :math:`G_{rs} = \operatorname{tr}(\Omega\Sigma^{r+s+1})`.
 
-    For reference: never invert it, see `predictor_basis`. Source: depth (50).
+    Shape (degree, degree). For reference: never invert it, see `predictor_basis`. Source: depth (50).
     """
     powers = np.arange(1, as_integer("degree", degree, 1, MAX_BASIS_DEGREE) + 1)
     exponent = np.add.outer(powers, powers) + 1

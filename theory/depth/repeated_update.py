@@ -1,4 +1,4 @@
-r"""The constrained reference: the same update in every layer, residual :math:`(1 - \gamma\lambda/L)^L`, depth (27)-(34).
+r"""The constrained reference, depth (27)-(34): one update in every layer, residual :math:`(1 - \gamma\lambda/L)^L`.
 
 The step is written η = γ λ_1 / L, in units of the inverse of the largest eigenvalue: the paper takes η = 1; the best
 value lies between 1 and 2 on a continuous spectrum and tends to 2.
@@ -13,7 +13,7 @@ from scipy.special import betainc, binom, gamma, hyp2f1
 
 from theory.depth.free_polynomial import continuum_amplitude, inverse_binomial
 from theory.depth.spectral_measure import MAX_DEGREE, SpectralMeasure, spectral_measure
-from theory.problems import PowerLawSpectrum, Spectrum, as_depths, as_integer, as_real
+from theory.problems import PowerLawSpectrum, Spectrum, as_depths, as_integer
 from theory.results import DomainError, FloatArray
 
 PAPER_STEP = 1.0
@@ -101,7 +101,9 @@ def continuum_best_step(spectrum: PowerLawSpectrum, depth: npt.ArrayLike) -> Flo
 
 
 def finite_risk(spectrum: Spectrum, depth: npt.ArrayLike, step: npt.ArrayLike = PAPER_STEP) -> FloatArray:
-    r"""Risk of the repeated update on the given spectrum, :math:`\sum_k\lambda_k\omega_k(1-\eta\lambda_k/\lambda_1)^{2L}`.
+    r"""Risk of the repeated update on the given spectrum.
+
+    .. math:: R(L) = \sum_k\lambda_k\omega_k\,(1-\eta\lambda_k/\lambda_1)^{2L}
 
     spectrum: as in `free_polynomial.finite_risk`; depth: L from 0 to 4096 and step: η > 0 broadcast together.
     Source: depth (30) with (33).
@@ -140,7 +142,9 @@ def _best_measure_step(measure: SpectralMeasure, depth: float) -> float:
     def slope(step: float) -> float:
         factors = 1 - step * nodes
         # Scaled by the largest factor, so that deep residuals do not underflow; the sign is what counts.
-        return float(np.sum(weights * nodes * np.sign(factors) * (np.abs(factors) / np.abs(factors).max()) ** (2 * depth - 1)))
+        return float(
+            np.sum(weights * nodes * np.sign(factors) * (np.abs(factors) / np.abs(factors).max()) ** (2 * depth - 1))
+        )
 
     high = 2.0
     while slope(high) > 0:

@@ -91,15 +91,21 @@ def _octave_rule(start: int, stop: int, a: float, degree: int) -> tuple[FloatArr
     low = start
     while low < stop:
         high = min(2 * low, stop)
-        # A degree-L residual turns like cos(2 L arcsin sqrt(λ)) on a continuous spectrum: nodes for its phase come on
-        # top, and a share of the degree for the roots that crowd where the leading modes are already removed.
         turn = 2 * degree * (np.arcsin(float(low) ** (-a / 2)) - np.arcsin(float(high) ** (-a / 2)))
-        nodes = OCTAVE_NODES + int(np.ceil(turn)) + degree // CROWDING
-        k, count = discrete_uniform_rule(low + 1, high, nodes)
+        k, count = discrete_uniform_rule(low + 1, high, _node_count(degree, turn))
         positions.append(k)
         counts.append(count)
         low = high
     return np.concatenate(positions), np.concatenate(counts)
+
+
+def _node_count(degree: int, turn: float) -> int:
+    """Nodes for a stretch of spectrum on which a continuum residual of this degree turns by the phase ``turn``.
+
+    A degree-L residual turns like cos(2 L arcsin sqrt(λ)) on a continuous spectrum: nodes for its phase come on top,
+    and a share of the degree for the roots that crowd where the leading modes are already removed.
+    """
+    return OCTAVE_NODES + int(np.ceil(turn)) + degree // CROWDING
 
 
 def discrete_uniform_rule(first: int, last: int, nodes: int) -> tuple[FloatArray, FloatArray]:
@@ -121,11 +127,12 @@ def discrete_uniform_rule(first: int, last: int, nodes: int) -> tuple[FloatArray
 
 
 def _far_tail_rule(a: float, zeta: float, degree: int) -> tuple[FloatArray, FloatArray]:
-    r"""Nodes λ and weights of :math:`\frac1a\int_0^{\lambda_*} \lambda^{\zeta-1} f(\lambda)\,d\lambda` for unit scales.
+    r"""Nodes λ and weights of :math:`\frac1a\int_0^{\lambda_*} \lambda^{\zeta-1} f(\lambda)\,d\lambda`, unit scales.
 
-    It stands for the modes beyond `INTEGRAL_FROM`; Gauss-Jacobi with degree + 1 nodes integrates r² exactly.
+    It stands for the modes beyond `INTEGRAL_FROM`; Gauss-Jacobi with degree + 1 nodes integrates r²
+    exactly; fewer are enough where r turns little below the edge.
     """
     edge = (INTEGRAL_FROM + 0.5) ** -a
-    x, weights = roots_jacobi(degree + 1, 0.0, zeta - 1)
+    nodes = min(degree + 1, _node_count(degree, 2 * degree * np.arcsin(np.sqrt(edge))))
+    x, weights = roots_jacobi(nodes, 0.0, zeta - 1)
     return edge * (1 + x) / 2, weights * (edge / 2) ** zeta / a
-

@@ -1,0 +1,1 @@
+"""Claims of the depth paper, one module per part."""

@@ -1,0 +1,303 @@
+"""The ``attnlaws`` command. Every subcommand imports what it needs when it runs, so that help is instant."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+    from validate.tables.comparison import Progress
+
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+DEFAULT_DEPTHS = "1,2,4,8,16,32,64"
+
+
+class Number(click.ParamType[Any]):
+    """An integer or a real in any usual notation; the problem types decide which values are allowed."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | float:
+        """The number that ``value`` spells."""
+        if isinstance(value, int | float):
+            return value
+        for kind in (int, float):
+            try:
+                return kind(value)
+            except ValueError:
+                continue
+        self.fail(f"{value!r} is not a number", param, ctx)
+
+
+class NumberList(click.ParamType[Any]):
+    """Numbers separated by commas."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int | float]:
+        """The numbers that ``value`` spells."""
+        if isinstance(value, list):
+            return value
+        return [Number().convert(item.strip(), param, ctx) for item in str(value).split(",")]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="attnlaws")
+def cli() -> None:
+    """Exact laws of attention and in-context regression, checked and compared with simulation.
+
+    Start with:  attnlaws exponent -a 2 -b 1 --dim 128
+    """
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object with full precision.")
+
+
+def spectrum_options(command: Any) -> Any:
+    """The two exponents that every command about a power-law spectrum takes."""
+    for option in (
+        click.option("-b", "--teacher-exponent", type=Number(), required=True, help="Exponent b of ω_k = k^-b, >= 0."),
+        click.option("-a", "--input-exponent", type=Number(), required=True, help="Exponent a of λ_k = k^-a, >= 0."),
+    ):
+        command = option(command)
+    return command
+
+
+@cli.command()
+@spectrum_options
+@click.option("--dim", type=Number(), help="Number of modes, up to 10^18; infinitely many where left out.")
+@click.option("--depths", type=NumberList(), default=DEFAULT_DEPTHS, show_default=True, help="Increasing layer counts.")
+@json_option
+def exponent(
+    input_exponent: float, teacher_exponent: float, dim: int | None, depths: list[int], as_json: bool
+) -> None:
+    """Depth exponents and risks of linear attention on the easy task.
+
+    Example:  attnlaws exponent -a 2 -b 1 --dim 128 --depths 1,2,4,8
+    """
+    from validate.predictions import exponent_prediction
+
+    prediction = exponent_prediction(input_exponent, teacher_exponent, dim, depths)
+    if as_json:
+        print_json(prediction)
+        return
+    from rich.table import Table
+
+    where = "infinitely many modes" if dim is None else f"{prediction['dim']} modes"
+    print_lines(
+        f"Linear attention, easy task: λ_k = k^-{prediction['input_exponent']:g}, "
+        f"ω_k = k^-{prediction['teacher_exponent']:g}, {where}",
+        f"  one update repeated in every layer   L^-{prediction['constrained']:.4g}   (ζ)",
+        f"  best polynomial, continuous spectrum  L^-{prediction['free_continuum']:.4g}   (2ζ)",
+        f"  best polynomial, discrete spectrum    L^-{prediction['free_discrete']:.4g}   ((2+a)ζ)",
+    )
+    table = Table(title="risk in units of the label variance; exponents to the next depth")
+    for name in ("depth", "repeated update", "at its best step", "(step)", "free polynomial", "exponent", "free exponent"):
+        table.add_column(name, justify="right")
+    for i, depth in enumerate(prediction["depths"]):
+        slopes = [prediction[f"local_exponent_{kind}"] for kind in ("constrained", "free")]
+        table.add_row(
+            str(depth),
+            f"{prediction['risk_constrained'][i]:.6g}",
+            f"{prediction['risk_constrained_best_step'][i]:.6g}",
+            f"{prediction['best_step'][i]:.4f}",
+            f"{prediction['risk_free'][i]:.6g}",
+            *("" if i >= len(slope) or slope[i] is None else f"{slope[i]:.4f}" for slope in slopes),
+        )
+    print_table(table)
+    if prediction["local_exponent_reason"]:
+        print_lines(prediction["local_exponent_reason"])
+
+
+@cli.command()
+@spectrum_options
+@click.option("--dim", type=Number(), required=True, help="Input dimension.")
+@click.option("--context", type=Number(), required=True, help="Number of context tokens.")
+@click.option("--top-k", type=Number(), required=True, help="Number of tokens averaged by the target.")
+@click.option("--degree", type=Number(), default=8, show_default=True, help="Degree of the covariance polynomial.")
+@click.option("--rel-error", type=Number(), default=0.01, show_default=True, help="Relative standard error to reach.")
+@click.option("--seed", type=Number(), default=0, show_default=True, help="Seed of the sampled floor.")
+@click.option("--max-contexts", type=Number(), default=10**6, show_default=True, help="Most contexts to draw.")
+@json_option
+def floor(
+    input_exponent: float,
+    teacher_exponent: float,
+    dim: int,
+    context: int,
+    top_k: int,
+    degree: int,
+    rel_error: float,
+    seed: int,
+    max_contexts: int,
+    as_json: bool,
+) -> None:
+    """Irreducible floor of linear attention on the difficult task.
+
+    Isotropic inputs (a = 0) are exact; other spectra are sampled until the requested error.
+
+    Example:  attnlaws floor -a 0 -b 0 --dim 128 --context 1024 --top-k 2
+    """
+    from theory.problems import PowerLawSpectrum, TopKTask
+    from validate.predictions import floor_prediction
+
+    task = TopKTask(PowerLawSpectrum(input_exponent, teacher_exponent, dim), context, top_k)
+    with progress_bar("sampling contexts") as progress:
+        prediction = floor_prediction(
+            task, degree=degree, relative_error=rel_error, seed=seed, max_contexts=max_contexts, progress=progress
+        )
+    if as_json:
+        print_json(prediction)
+        return
+    from rich.table import Table
+
+    table = Table(title=f"floor of linear attention, {prediction['method']}, units of the label variance")
+    for name in ("degree", "floor", "standard error", "95 % interval"):
+        table.add_column(name, justify="right")
+    for row in prediction["floors_by_degree"]:
+        low, high = row["interval"]["low"], row["interval"]["high"]
+        table.add_row(str(row["degree"]), f"{row['value']:.10g}", f"{row['stderr']:.2g}", f"{low:.7g} .. {high:.7g}")
+    print_table(table)
+    print_lines(prediction["status"])
+
+
+@cli.command()
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option("--paper", type=click.Choice(["depth", "multihead", "beyond"]), help="Only claims of this paper.")
+@click.option("--list", "only_list", is_flag=True, help="List the claims without checking them.")
+@json_option
+def verify(ids: tuple[str, ...], paper: str | None, only_list: bool, as_json: bool) -> None:
+    """Check the papers' equations as printed, and print verdicts with their evidence.
+
+    Exit status 1 where a statement that is expected to hold fails.
+
+    Example:  attnlaws verify depth:39 depth:40
+    """
+    from validate.claims.ledger import evaluate, load_ledger
+
+    claims = load_ledger().select(ids, paper)
+    if only_list:
+        listed = [{"id": c.id, "title": c.title, "statement": c.statement} for c in claims]
+        print_json({"claims": listed}) if as_json else print_lines(*(f"{c.id:<24}{c.title}" for c in claims))
+        return
+    outcomes = []
+    with progress_bar("checking claims") as progress:
+        for number, claim in enumerate(claims, 1):
+            outcomes.append(evaluate(claim))
+            progress(number / len(claims))
+    if as_json:
+        print_json({"claims": [outcome.to_json() for outcome in outcomes]})
+    else:
+        from validate.ledger_view import ledger_text
+
+        print_lines(*ledger_text(outcomes))
+    if any(outcome.failed for outcome in outcomes):
+        sys.exit(EXIT_FAILED)
+
+
+@cli.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--profile", type=click.Choice(["quick", "paper"]), default="quick", show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
+@click.option("--seed", type=Number(), default=0, show_default=True, help="Seed of all sampling and training.")
+@json_option
+def reproduce(names: tuple[str, ...], profile: str, out: Path, seed: int, as_json: bool) -> None:
+    """The papers' tables: paper, theory, Monte Carlo, trained models, and verdicts.
+
+    Writes CSV, JSON, PNG and SVG of each table into the output folder. Names: depth:table-1, depth:table-2,
+    depth:table-3; all where none is given.
+
+    Example:  attnlaws reproduce depth:table-3
+    """
+    from theory.problems import as_integer
+    from validate.tables.comparison import save
+    from validate.tables.registry import select_tables
+
+    chosen = select_tables(names)
+    seed = as_integer("seed", seed, 0, 2**64 - 1)
+    tables = []
+    for name, build in chosen.items():
+        with progress_bar(name) as progress:
+            table = build(profile, seed, progress)
+        paths = save(table, out)
+        tables.append(table)
+        if not as_json:
+            from validate.tables.view import show_table
+
+            print_table(show_table(table))
+            print_lines(*(f"  - {note}" for note in table.notes))
+            print_lines("  written: " + ", ".join(str(path) for path in paths), "")
+    if as_json:
+        print_json({"profile": profile, "tables": [table.to_json() for table in tables]})
+    if any(table.failed for table in tables):
+        sys.exit(EXIT_FAILED)
+
+
+def print_json(content: Any) -> None:
+    """One strict JSON object on standard output."""
+    from validate.files import strict_json
+
+    click.echo(strict_json(content))
+
+
+def print_lines(*lines: str) -> None:
+    """Plain lines on standard output; letters that the terminal cannot show are replaced."""
+    encoding = sys.stdout.encoding or "utf-8"
+    for line in lines:
+        click.echo(line.encode(encoding, errors="replace").decode(encoding))
+
+
+def print_table(table: RichTable) -> None:
+    """A table as wide as it needs to be where output is not a terminal, else fitted to the terminal."""
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else 200, safe_box=True)
+    with console.capture() as capture:
+        console.print(table)
+    print_lines(*capture.get().rstrip("\n").split("\n"))
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Progress]:
+    """A bar with the time left on standard error, shown on terminals only."""
+    if not sys.stderr.isatty() or os.environ.get("CI"):
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=1.0)
+        yield lambda fraction: bar.update(task, completed=fraction)
+
+
+def main() -> None:
+    """Entry point: exit 0 done, 1 something expected to hold failed, 2 bad input in one sentence, 130 interrupted."""
+    from theory.results import AttnlawsError
+
+    try:
+        cli(standalone_mode=False)
+    except click.ClickException as failure:
+        fail(failure.format_message())
+    except AttnlawsError as failure:
+        fail(str(failure))
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+
+
+def fail(sentence: str) -> None:
+    """Print one sentence on standard error and exit with the status for bad input."""
+    text = " ".join(sentence.split())
+    encoding = sys.stderr.encoding or "utf-8"
+    click.echo(f"attnlaws: {text}".encode(encoding, errors="replace").decode(encoding), err=True)
+    sys.exit(EXIT_BAD_INPUT)

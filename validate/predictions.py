@@ -1,0 +1,115 @@
+"""What the commands ``exponent`` and ``floor`` print: predictions as plain values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from theory.problems import PowerLawSpectrum, TopKTask, as_depths, as_integer
+from theory.results import DomainError, Estimate, FloatArray
+
+if TYPE_CHECKING:
+    from validate.tables.comparison import Progress
+
+MAX_DEPTHS = 10_000
+
+
+def exponent_prediction(a: float, b: float, dim: int | None, depths: list[int]) -> dict[str, Any]:
+    """Asymptotic exponents, risks at the given depths and exponents between them, for a power-law spectrum.
+
+    a, b: exponents with a > 0, a + b > 1; dim: modes or ``None``; depths: increasing, >= 1. Exponents between
+    neighbouring depths have one entry fewer than depths; they are ``None`` where the risk has reached zero.
+    """
+    from theory.depth import free_polynomial, repeated_update
+
+    spectrum = PowerLawSpectrum(a, b, dim)
+    layers = as_depths(depths)
+    if layers.size > MAX_DEPTHS or layers.size == 0 or (layers < 1).any() or (np.diff(layers) <= 0).any():
+        raise DomainError(f"depths must be at most {MAX_DEPTHS} increasing integers >= 1, got {depths!r}")
+    zeta = spectrum.zeta
+    constrained = repeated_update.finite_risk(spectrum, layers)
+    step = repeated_update.best_step(spectrum, layers)
+    free = free_polynomial.finite_risk(spectrum, layers)
+    slopes = {"constrained": _local_exponents(layers, constrained), "free": _local_exponents(layers, free)}
+    missing = any(value is None for slope in slopes.values() for value in slope)
+    return {
+        "input_exponent": spectrum.input_exponent,
+        "teacher_exponent": spectrum.teacher_exponent,
+        "dim": spectrum.dim,
+        "zeta": zeta,
+        "constrained": zeta,
+        "free_continuum": 2 * zeta,
+        "free_discrete": free_polynomial.discrete_exponent(spectrum),
+        "depths": [int(layer) for layer in layers],
+        "risk_constrained": constrained.tolist(),
+        "risk_constrained_best_step": repeated_update.finite_risk(spectrum, layers, step).tolist(),
+        "best_step": step.tolist(),
+        "risk_free": free.tolist(),
+        "risk_free_continuum": free_polynomial.continuum_risk(spectrum, layers).tolist(),
+        "local_exponent_constrained": slopes["constrained"],
+        "local_exponent_free": slopes["free"],
+        "local_exponent_reason": "no exponent where the risk has reached zero" if missing else None,
+    }
+
+
+def _local_exponents(depths: FloatArray, risks: FloatArray) -> list[float | None]:
+    from theory.depth.free_polynomial import local_exponents
+
+    pairs = zip(depths[:-1], depths[1:], risks[:-1], risks[1:], strict=True)
+    return [
+        float(local_exponents([left, right], [high, low])[0]) if high > 0 and low > 0 else None
+        for left, right, high, low in pairs
+    ]
+
+
+def floor_prediction(
+    task: TopKTask, *, degree: int, relative_error: float, seed: int, max_contexts: int, progress: Progress
+) -> dict[str, Any]:
+    """Floor of the difficult task by degree: exact for isotropic inputs, else sampled to ``relative_error``."""
+    from theory.depth.loss_floor import MAX_BASIS_DEGREE, isotropic_floor
+
+    degree = as_integer("degree", degree, 1, MAX_BASIS_DEGREE)
+    seed = as_integer("seed", seed, 0, 2**64 - 1)
+    if task.spectrum.isotropic_input:
+        exact = isotropic_floor(task).floor
+        entry = {"value": exact.value, "stderr": 0.0, "interval": exact.interval().to_json()}
+        floors = [{"degree": r, **entry} for r in range(1, degree + 1)]
+        status = f"Exact within {exact.tolerance:.1e}; every degree has the same floor."
+        extra: dict[str, Any] = {"method": "exact", "samples": 0, "tolerance": exact.tolerance}
+    else:
+        estimates = sampled_floors(
+            task, degree=degree, relative_error=relative_error, seed=seed, max_contexts=max_contexts, progress=progress
+        )
+        floors = [{"degree": r, **_estimate_entry(e)} for r, e in enumerate(estimates, 1)]
+        status = estimates[-1].status.value
+        extra = {"method": "Monte Carlo", "samples": estimates[-1].samples, "tolerance": None}
+    top = floors[-1]
+    return {
+        "task": task.to_json(),
+        "value": top["value"],
+        "stderr": top["stderr"],
+        "interval": top["interval"],
+        "degree": top["degree"],
+        **extra,
+        "seed": seed,
+        "floors_by_degree": floors,
+        "status": status,
+    }
+
+
+def sampled_floors(
+    task: TopKTask, *, degree: int, relative_error: float, seed: int, max_contexts: int, progress: Progress
+) -> tuple[Estimate, ...]:
+    """Floors of degrees 1..degree (at most the number of distinct eigenvalues), sampled."""
+    from sim.montecarlo.floor_moments import residual_floor
+    from theory.depth.loss_floor import predictor_basis
+
+    basis = predictor_basis(task.spectrum, degree)
+    return residual_floor(
+        task, basis, relative_error=relative_error, seed=seed, max_contexts=max_contexts, progress=progress
+    ).by_degree
+
+
+def _estimate_entry(estimate: Estimate) -> dict[str, Any]:
+    return {"value": estimate.value, "stderr": estimate.stderr, "interval": estimate.interval().to_json()}
