@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from theory.problems import as_integer
+from theory.results import MissingDependencyError
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +45,10 @@ def stream(seed: int, name: str, index: int = 0) -> np.random.Generator:
 
 def torch_stream(seed: int, name: str, index: int = 0, device: str = "cpu") -> torch.Generator:
     """A torch generator on ``device`` whose 64-bit seed is drawn from the named stream."""
-    import torch
+    try:
+        import torch
+    except ImportError:
+        raise MissingDependencyError("training needs torch: pip install 'attnlaws[train]'") from None
 
     generator = torch.Generator(device=device)
     generator.manual_seed(int(seed_sequence(seed, name, index).generate_state(1, np.uint64)[0] >> 1))

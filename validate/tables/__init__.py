@@ -1,0 +1,1 @@
+"""The papers' tables, reproduced: one module per table."""
