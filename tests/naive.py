@@ -58,3 +58,21 @@ def label_propagation_loss(beta, tokens, query, layer_steps):
         prediction += change @ (tokens @ query)
         labels = labels - change @ (tokens @ tokens.T)
     return (prediction - beta @ query) ** 2
+
+
+def linear_attention_prediction(U, q, beta, W_x, W_y, W_v, W_o, W_q, W_k):
+    """Linear attention with mask (75), token by token, straight from depth (8) and (11)."""
+    (depth, width, _), tokens = np.shape(W_q), [*np.transpose(U), q]
+    context = len(tokens) - 1
+    states = [W_y * (beta @ x) for x in tokens[:-1]] + [np.zeros(width)]
+    for layer in range(depth):
+        updated = []
+        for i, receiver in enumerate(tokens):
+            sign = 1 if i == context else -1
+            change = np.zeros(width)
+            for j in range(context):
+                score = (W_q[layer] @ W_x @ receiver) @ (W_k[layer] @ W_x @ tokens[j]) / (context * width)
+                change += sign * score * (W_v @ states[j])
+            updated.append(states[i] + change / depth)
+        states = updated
+    return float(W_o @ states[-1])

@@ -38,9 +38,7 @@ class Status(Enum):
     """How a computation ended; each member is a sentence that says what to do."""
 
     DONE = "The requested error was reached."
-    SAMPLE_LIMIT = (
-        "The sample limit was reached before the requested error: raise max_samples or accept the interval."
-    )
+    SAMPLE_LIMIT = "The sample limit was reached before the requested error: raise the limit or accept the interval."
 
     @property
     def reached(self) -> bool:

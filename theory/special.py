@@ -88,7 +88,7 @@ def power_sum(exponent: float, terms: int | None) -> float:
         return head
     low, high = float(direct), float(n)
     middle = low ** (1 - s) * _power_integral(1 - s, np.log(high / low))
-    return head + middle + (_end_correction(s, high) - _end_correction(s, low))
+    return float(head + middle + (_end_correction(s, high) - _end_correction(s, low)))
 
 
 def _power_integral(exponent: float, log_ratio: float) -> float:
@@ -99,7 +99,7 @@ def _power_integral(exponent: float, log_ratio: float) -> float:
 
 def _end_correction(s: float, k: float) -> float:
     """Euler-Maclaurin boundary terms of the sum of k^-s at the end point k (half of the end term included)."""
-    total = 0.5 * k**-s
+    total: float = 0.5 * k**-s
     term = -s * k ** (-s - 1)
     for order, bernoulli in enumerate(_EULER_MACLAURIN):
         total += bernoulli * term

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +31,9 @@ class Number(click.ParamType[Any]):
         if isinstance(value, int | float):
             return value
         for kind in (int, float):
-            try:
+            with suppress(ValueError):
                 return kind(value)
-            except ValueError:
-                continue
-        self.fail(f"{value!r} is not a number", param, ctx)
+        raise click.BadParameter(f"{value!r} is not a number", ctx, param)
 
 
 class NumberList(click.ParamType[Any]):
@@ -65,7 +63,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 def spectrum_options(command: Any) -> Any:
     """The two exponents that every command about a power-law spectrum takes."""
     for option in (
-        click.option("-b", "--teacher-exponent", type=Number(), required=True, help="Exponent b of ω_k = k^-b, >= 0."),
+        click.option(
+            "-b", "--teacher-exponent", type=Number(), required=True, help="Exponent b of ω_k = k^-b, >= 0."
+        ),
         click.option("-a", "--input-exponent", type=Number(), required=True, help="Exponent a of λ_k = k^-a, >= 0."),
     ):
         command = option(command)
@@ -75,7 +75,9 @@ def spectrum_options(command: Any) -> Any:
 @cli.command()
 @spectrum_options
 @click.option("--dim", type=Number(), help="Number of modes, up to 10^18; infinitely many where left out.")
-@click.option("--depths", type=NumberList(), default=DEFAULT_DEPTHS, show_default=True, help="Increasing layer counts.")
+@click.option(
+    "--depths", type=NumberList(), default=DEFAULT_DEPTHS, show_default=True, help="Increasing layer counts."
+)
 @json_option
 def exponent(
     input_exponent: float, teacher_exponent: float, dim: int | None, depths: list[int], as_json: bool
@@ -101,7 +103,15 @@ def exponent(
         f"  best polynomial, discrete spectrum    L^-{prediction['free_discrete']:.4g}   ((2+a)ζ)",
     )
     table = Table(title="risk in units of the label variance; exponents to the next depth")
-    for name in ("depth", "repeated update", "at its best step", "(step)", "free polynomial", "exponent", "free exponent"):
+    for name in (
+        "depth",
+        "repeated update",
+        "at its best step",
+        "(step)",
+        "free polynomial",
+        "exponent",
+        "free exponent",
+    ):
         table.add_column(name, justify="right")
     for i, depth in enumerate(prediction["depths"]):
         slopes = [prediction[f"local_exponent_{kind}"] for kind in ("constrained", "free")]

@@ -79,7 +79,12 @@ def floor_prediction(
         extra: dict[str, Any] = {"method": "exact", "samples": 0, "tolerance": exact.tolerance}
     else:
         estimates = sampled_floors(
-            task, degree=degree, relative_error=relative_error, seed=seed, max_contexts=max_contexts, progress=progress
+            task,
+            degree=degree,
+            relative_error=relative_error,
+            seed=seed,
+            max_contexts=max_contexts,
+            progress=progress,
         )
         floors = [{"degree": r, **_estimate_entry(e)} for r, e in enumerate(estimates, 1)]
         status = estimates[-1].status.value

@@ -29,7 +29,7 @@ _Result = TypeVar("_Result")
 
 # A chunk holds about this many normals (0.2 s on one core) ...
 NORMALS_PER_CHUNK = 2**25
-# ... but never fewer or more contexts than these, so that means are roughly normal and small tasks are not all one.
+# ... but its contexts stay between these: enough for nearly normal means, few enough for many chunks.
 CONTEXTS_PER_CHUNK = (16, 256)
 # Contexts larger than this many normals (0.1 s on one core) are refused: a floor would take hours.
 MAX_CONTEXT_WORK = 2 * 10**7

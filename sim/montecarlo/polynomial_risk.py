@@ -68,7 +68,7 @@ def polynomial_risk(
         _risk_chunks(task, steps, bool(exact_match), size),
         error_ratio,
         seed=seed,
-        name=f"polynomial risk, depth {steps.size}, exact match {bool(exact_match)}, {task.canonical()}",
+        name=f"polynomial risk, depth {steps.size}, {task.canonical()}",
         max_chunks=min(max_contexts // size, 2**32),
         workers=workers,
         progress=progress,

@@ -1,14 +1,13 @@
 """The loss of one softmax layer that reads the query itself: the witness of a trained model of depth 1.
 
 The layer's logits are ``scale`` times the cosines and its prediction is ``gain`` times the mean label under the
-softmax, that is B = scale I in the fast form of the nonlinear-attention model. By rotation invariance this is the best
-single layer of that kind for isotropic inputs. Scale and gain are chosen on one stream and the loss is measured on
-another, so that the choice does not make the estimate too small. Source: depth (10), (57)-(60) with L = 1.
+softmax, that is B = scale I in the fast form of the nonlinear-attention model. Scale and gain are chosen on one
+stream and the loss is measured on another, so that the choice does not make the estimate too small.
+Source: depth (10), (57)-(60) with L = 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,38 +35,32 @@ class SingleSoftmax:
     loss: Estimate
 
 
-def evaluate_single_softmax(
-    task: TopKTask, scale: float, seed: int, size: SampleSize | None = None
-) -> SingleSoftmax:
+def evaluate_single_softmax(task: TopKTask, scale: float, seed: int, size: SampleSize | None = None) -> SingleSoftmax:
     """One softmax layer of the given ``scale`` in [0, 1e6] with its best gain.
 
-    seed: of both streams; size: contexts for each of them, by default 131,072. Source: depth (60) with L = 1.
+    seed: of both streams; size: contexts of the measurement, by default 131,072; the choice takes one batch of each
+    chunk. Source: depth (60) with L = 1.
     """
     size = SampleSize() if size is None else size
-    scale = as_real("scale", scale, 0, 1e6)
-    moments = _mean_moments(task, np.array([scale]), seed, "single softmax, choice", size).mean(axis=0)
-    return _measured(task, scale, float(_best_gains(moments)[0]), seed, size)
+    scales = np.array([as_real("scale", scale, 0, 1e6)])
+    return _measured(task, *_best_of(task, scales, seed, size), seed, size)
 
 
 def best_single_softmax(task: TopKTask, seed: int, size: SampleSize | None = None) -> SingleSoftmax:
-    """The softmax layer with the best scale in [0, 1024] and gain, chosen on common random numbers.
+    """The softmax layer with the best scale in [0, 1024] and the best gain, chosen on common random numbers.
 
-    seed: of both streams; size: contexts for each of them, by default 131,072. The loss is flat at the best scale, so
-    that its 1 % resolution does not show in the loss. Raises DomainError where top_k = 1: the loss then falls to zero
-    as the scale grows, and no scale is best. Source: depth (60) with L = 1.
+    Arguments as in `evaluate_single_softmax`. The loss is flat at the best scale, so that the resolution of the
+    search (1 % of the scale) does not show in it. Raises DomainError where top_k = 1: the loss then falls to zero as
+    the scale grows, and no scale is best. Source: depth (60) with L = 1.
     """
     if task.top_k == 1:
         raise DomainError("top_k must be at least 2 for a best scale to exist, got 1: its loss falls as scales grow")
     size = SampleSize() if size is None else size
     scales = FIRST_GRID
-    for zoom in range(ZOOMS + 1):
-        moments = _mean_moments(task, scales, seed, "single softmax, choice", size).mean(axis=0)
-        gains = _best_gains(moments)
-        best = int(np.argmin(_losses(moments, gains)))
-        scale, gain = float(scales[best]), float(gains[best])
-        if zoom < ZOOMS:
-            scales = np.linspace(scales[max(best - 1, 0)], scales[min(best + 1, len(scales) - 1)], ZOOM_POINTS)
-    return _measured(task, scale, gain, seed, size)
+    for _ in range(ZOOMS):
+        best = int(np.searchsorted(scales, _best_of(task, scales, seed, size)[0]))
+        scales = np.linspace(scales[max(best - 1, 0)], scales[min(best + 1, len(scales) - 1)], ZOOM_POINTS)
+    return _measured(task, *_best_of(task, scales, seed, size), seed, size)
 
 
 def softmax_moments(contexts: Contexts, scales: FloatArray) -> FloatArray:
@@ -89,22 +82,28 @@ def softmax_moments(contexts: Contexts, scales: FloatArray) -> FloatArray:
 
 
 def _mean_moments(task: TopKTask, scales: FloatArray, seed: int, name: str, size: SampleSize) -> FloatArray:
-    measure: Callable[[Contexts], FloatArray] = lambda contexts: softmax_moments(contexts, scales)  # noqa: E731
+    def measure(contexts: Contexts) -> FloatArray:
+        return softmax_moments(contexts, scales)
+
     return chunk_means(measure, task, seed, name, size, rotate=False)
 
 
-def _best_gains(moments: FloatArray) -> FloatArray:
-    gains: FloatArray = moments[1] / moments[0]
-    return gains
-
-
-def _losses(moments: FloatArray, gains: FloatArray) -> FloatArray:
+def _losses(moments: FloatArray, gains: FloatArray | float) -> FloatArray:
     squares, products, norms = moments
     losses: FloatArray = gains**2 * squares - 2 * gains * products + norms
     return losses
 
 
+def _best_of(task: TopKTask, scales: FloatArray, seed: int, size: SampleSize) -> tuple[float, float]:
+    # One batch per chunk is enough: errors of scale and gain enter the loss in second order.
+    choice = SampleSize(size.chunks, 1, size.batch)
+    moments = _mean_moments(task, scales, seed, "single softmax, choice", choice).mean(axis=0)
+    gains = moments[1] / moments[0]
+    best = int(np.argmin(_losses(moments, gains)))
+    return float(scales[best]), float(gains[best])
+
+
 def _measured(task: TopKTask, scale: float, gain: float, seed: int, size: SampleSize) -> SingleSoftmax:
     chunks = _mean_moments(task, np.array([scale]), seed, "single softmax, loss", size)
-    losses = np.array([_losses(moments, np.array([gain]))[0] for moments in chunks])
+    losses = np.array([_losses(moments, gain)[0] for moments in chunks])
     return SingleSoftmax(scale, gain, estimate_from_chunks(losses, size.contexts, seed))

@@ -302,7 +302,9 @@ class TestChunksAndStopping:
     def test_integer_arguments_are_normalised(self):
         task, basis = isotropic_task(3, 4, 1), isotropic_basis(3)
         plain = residual_floor(task, basis, relative_error=0.5, seed=1, max_contexts=10_000, workers=1)
-        same = residual_floor(task, basis.tolist(), relative_error=0.5, seed=np.int8(1), max_contexts=1e4, workers=1.0)
+        same = residual_floor(
+            task, basis.tolist(), relative_error=0.5, seed=np.int8(1), max_contexts=1e4, workers=1.0
+        )
         assert plain == same
         assert type(same.floor.seed) is int
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scipy.linalg import svdvals
 from scipy.special import betaln, binom, eval_jacobi, gamma, psi
 
-from theory.depth.spectral_measure import DIRECT_MODES, MAX_DEGREE, SpectralMeasure, spectral_measure
+from theory.depth.spectral_measure import DIRECT_MODES, MAX_DEGREE, SpectralMeasure, node_positions, spectral_measure
 from theory.problems import PowerLawSpectrum, Spectrum, as_depths, as_integer, as_real
 from theory.results import DomainError, FloatArray, PrecisionError
 from theory.special import gamma_ratio
@@ -25,8 +25,10 @@ from theory.special import gamma_ratio
 # Beyond these arguments Gamma functions leave float64 and logarithms are used, at some loss of digits (1e-12).
 _MAX_PLAIN_ZETA = 40.0
 _MAX_PLAIN_LOG = 600.0
-# Two passes of Gram-Schmidt are enough (Giraud, Langou, Rozloznik 2005).
-_ORTHOGONALISATION_PASSES = 2
+# Gram-Schmidt is repeated until a pass keeps most of the vector, which then is orthogonal to rounding; two passes do
+# it almost always (Giraud, Langou, Rozloznik 2005).
+_KEPT_SHARE = 0.7
+_MAX_ORTHOGONALISATIONS = 5
 
 
 def inverse_binomial(depth: npt.ArrayLike, zeta: float) -> FloatArray:
@@ -174,14 +176,16 @@ def bidiagonalise(measure: SpectralMeasure, steps: int) -> Bidiagonal:
 
 
 def _next_direction(vector: FloatArray, basis: FloatArray) -> tuple[FloatArray, float]:
-    for _ in range(_ORTHOGONALISATION_PASSES):
-        vector = vector - basis.T @ (basis @ vector)
     norm = float(np.linalg.norm(vector))
-    if not norm > 0:
-        raise PrecisionError(
-            "two eigenvalues differ by less than rounding can resolve: merge them, adding their teacher variances"
-        )
-    return vector / norm, norm
+    for _ in range(_MAX_ORTHOGONALISATIONS):
+        before = norm
+        vector = vector - basis.T @ (basis @ vector)
+        norm = float(np.linalg.norm(vector))
+        if norm > _KEPT_SHARE * before:
+            return vector / norm, norm
+    raise PrecisionError(
+        "two eigenvalues differ by less than rounding can resolve: merge them, adding their teacher variances"
+    )
 
 
 def _endpoint_squares(bidiagonal: Bidiagonal) -> FloatArray:
@@ -288,8 +292,7 @@ def mode_residuals(spectrum: Spectrum, depth: int) -> FloatArray:
     endpoint = np.sqrt(_endpoint_squares(bidiagonal)) * (-1.0) ** np.arange(bidiagonal.steps + 1)
     residual = endpoint @ bidiagonal.right / (endpoint @ endpoint)
     residual *= np.sqrt(measure.weights.sum() / measure.weights)
-    position = np.searchsorted(-measure.nodes, -spectrum.input_variances() / measure.largest)
-    return np.asarray(residual[position])
+    return np.asarray(residual[node_positions(measure, spectrum.input_variances())])
 
 
 def polynomial_coefficients(spectrum: Spectrum, depth: int) -> FloatArray:
@@ -302,8 +305,9 @@ def polynomial_coefficients(spectrum: Spectrum, depth: int) -> FloatArray:
     """
     symmetric = np.zeros(as_integer("depth", depth, 1, MAX_DEGREE) + 1)
     symmetric[0] = 1
-    for step in layer_steps(spectrum, depth):
-        symmetric[1:] += step * symmetric[:-1]
+    with np.errstate(over="ignore"):  # refused below
+        for step in layer_steps(spectrum, depth):
+            symmetric[1:] += step * symmetric[:-1]
     if not np.isfinite(symmetric).all():
         raise PrecisionError(f"the coefficients at depth {depth} exceed 1e308: use layer_steps instead")
     return np.asarray(symmetric[1:] * (-1.0) ** np.arange(depth))

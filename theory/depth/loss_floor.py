@@ -12,17 +12,24 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import betainccinv, betaincinv, binom
+from scipy.special import betainccinv, betaincinv, binom, gamma, log_ndtr, ndtri_exp
 
 from theory.depth.free_polynomial import bidiagonalise
-from theory.depth.spectral_measure import SpectralMeasure, spectral_measure
-from theory.problems import Spectrum, TopKTask, as_integer
-from theory.results import Certified, DomainError, FloatArray
-from theory.special import chi_mean, log_cosine_constant, mean_over_order_statistic
+from theory.depth.spectral_measure import DIRECT_MODES, SpectralMeasure, node_positions, spectral_measure
+from theory.problems import Spectrum, TopKTask, as_integer, as_real
+from theory.results import Certified, DomainError, FloatArray, PrecisionError
+from theory.special import chi_mean, log_cosine_constant, mean_over_order_statistic, normal_top_mean
 
 MAX_BASIS_DEGREE = 64
 # Relative rounding error of the few operations that follow the quadratures.
 _ROUNDING = 4e-14
+# Trapezoid rule for averages over queries: first step in log t, halvings, agreement of two sums (the error of the
+# finer one is about the square of it), decades (in e) to which the integrand must fall, and nodes held at a time.
+_FIRST_RATIO_STEP = 0.5
+_MAX_RATIO_HALVINGS = 8
+_RATIO_AGREEMENT = 1e-9
+_RATIO_DECADES = 45.0
+_RATIO_BLOCK = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +145,7 @@ def predictor_basis(spectrum: Spectrum, degree: int) -> FloatArray:
     tilted = SpectralMeasure(measure.largest, measure.nodes, weights, exact=True)
     vectors = bidiagonalise(tilted, steps - 1).right
     values = measure.largest * measure.nodes * vectors / np.sqrt(weights)
-    eigenvalues = spectrum.input_variances()
-    position = np.searchsorted(-measure.nodes, -eigenvalues / measure.largest)
-    return np.asarray(values[:, np.minimum(position, len(measure.nodes) - 1)])
+    return np.asarray(values[:, node_positions(measure, spectrum.input_variances())])
 
 
 def gram_matrix(spectrum: Spectrum, degree: int) -> FloatArray:
@@ -162,3 +167,237 @@ def floors_by_degree(target_power: float, cross_moments: npt.ArrayLike) -> Float
     """
     h = np.asarray(cross_moments, dtype=np.float64)
     return np.asarray(target_power - np.cumsum(h**2))
+
+
+def score_variance(spectrum: Spectrum, query: npt.ArrayLike) -> FloatArray:
+    r"""Variance :math:`V(q) = q^\top\Sigma q` of the scores :math:`q^\top x_i` at a fixed query, shape (...).
+
+    query: coordinates in the eigenbasis, shape (..., dim). Source: depth, display before (44).
+    """
+    q = np.asarray(query, dtype=np.float64)
+    return np.asarray(q**2 @ spectrum.input_variances())
+
+
+def conditional_token(spectrum: Spectrum, query: npt.ArrayLike, score: npt.ArrayLike) -> FloatArray:
+    r"""Mean token :math:`E[x_i | s_i, q] = \frac{\Sigma q}{V(q)} s_i` of a given score, shape (..., dim).
+
+    query: in the eigenbasis, shape (..., dim); score: s_i, shape (...). Source: depth (44).
+    """
+    ratio = np.asarray(score, dtype=np.float64) / score_variance(spectrum, query)
+    return np.asarray(spectrum.input_variances() * np.asarray(query) * ratio[..., np.newaxis])
+
+
+def score_variance_moments(spectrum: Spectrum) -> tuple[float, float]:
+    r"""Mean :math:`\operatorname{tr}\Sigma^2` and variance :math:`2\operatorname{tr}\Sigma^4` of V(q).
+
+    Source: depth, display after (45).
+    """
+    squares = spectrum.input_variances() ** 2
+    return float(squares.sum()), float(2 * (squares**2).sum())
+
+
+def score_variation(spectrum: Spectrum) -> float:
+    r"""Squared relative variation :math:`2\operatorname{tr}\Sigma^4/(\operatorname{tr}\Sigma^2)^2` of V(q).
+
+    It is 2/d for isotropic inputs, 0.3 at a = 0.5 (d = 128) and near 2 on steep spectra. The predictable component is
+    proportional to Σq where it is small. Source: depth, condition before (46).
+    """
+    mean, variance = score_variance_moments(spectrum)
+    return variance / mean**2
+
+
+def mean_target(task: TopKTask, query: npt.ArrayLike) -> FloatArray:
+    r"""Mean :math:`\bar t(q) = \gamma_{P,k}\,\Sigma q/\sqrt{q^\top\Sigma q}` of the target, shape (..., dim).
+
+    Exact for tokens ranked by inner product, the paper's approximation for cosines. query: in the eigenbasis, shape
+    (..., dim). Source: depth (45).
+    """
+    gamma = normal_top_mean(task.context, task.top_k).value
+    return conditional_token(task.spectrum, query, gamma * np.sqrt(score_variance(task.spectrum, query)))
+
+
+def predictable_slope(task: TopKTask) -> float:
+    r"""Slope :math:`c = \gamma_{P,k}/\sqrt{\operatorname{tr}\Sigma^2}` of the predictable component c Σ q.
+
+    Source: depth (46) and the display before it.
+    """
+    mean, _ = score_variance_moments(task.spectrum)
+    return normal_top_mean(task.context, task.top_k).value / float(np.sqrt(mean))
+
+
+def predictor_features(spectrum: Spectrum, query: npt.ArrayLike, degree: int) -> FloatArray:
+    r"""Features :math:`\Phi_L(q) = [\Sigma q, \dots, \Sigma^L q]`, shape (..., dim, degree).
+
+    query: in the eigenbasis, shape (..., dim). Source: depth (47).
+    """
+    powers = np.arange(1, as_integer("degree", degree, 1, MAX_BASIS_DEGREE) + 1)
+    q = np.asarray(query, dtype=np.float64)
+    return np.asarray(q[..., np.newaxis] * spectrum.input_variances()[:, np.newaxis] ** powers)
+
+
+def coefficient_risk(
+    target_power: float, cross_moments: npt.ArrayLike, gram: npt.ArrayLike, coefficients: npt.ArrayLike
+) -> float:
+    r"""Risk :math:`T - 2 a^\top h + a^\top G a` of given coefficients.
+
+    target_power: T; cross_moments: h, shape (L,); gram: G, shape (L, L); coefficients: a, shape (L,).
+    Source: depth (48).
+    """
+    h, G, a = (np.asarray(value, dtype=np.float64) for value in (cross_moments, gram, coefficients))
+    return float(target_power - 2 * a @ h + a @ G @ a)
+
+
+def normal_top_square(samples: int, top: int) -> Certified:
+    r"""Mean square :math:`E\bar z^2` of the mean of the ``top`` largest of ``samples`` standard normals.
+
+    .. math:: E\bar z^2 = E_z\Big[\frac{1 + z\,m(z)}{k} + \frac{k-1}{k}m(z)^2\Big], \qquad m = \frac{\varphi}{1-\Phi}
+
+    averaged over the (k+1)-th largest value z, beyond which the k largest are independent. 1/P where all are taken.
+    Source: second moment to depth (45) (beyond the paper). Raises DomainError where top > samples.
+    """
+    n = as_integer("samples", samples, 1)
+    k = as_integer("top", top, 1, n)
+    if k == n:
+        return Certified(1 / n, 0.0)
+
+    def square(log_v: FloatArray) -> FloatArray:
+        z = -np.asarray(ndtri_exp(log_v))
+        tail = np.exp(-0.5 * z * z - 0.5 * np.log(2 * np.pi) - log_ndtr(-z))
+        return np.asarray((1 + z * tail + (k - 1) * tail**2) / k)
+
+    return mean_over_order_statistic(square, n, k + 1)
+
+
+def query_ratio_means(spectrum: Spectrum, power: float) -> FloatArray:
+    r"""Means :math:`E[q_k^2/V(q)^p]` over queries, mode by mode, shape (dim,), relative error 1e-11.
+
+    .. math:: E\frac{q_k^2}{V^p} = \frac{\lambda_k}{\Gamma(p)}\int_0^\infty \frac{t^{p-1}}{1+2t\lambda_k^2}
+              \prod_j\frac{1}{\sqrt{1+2t\lambda_j^2}}\,dt
+
+    spectrum: at most 4096 modes; power: p in [0.25, 1]. In log t the integrand falls exponentially on both sides,
+    where the trapezoid rule converges geometrically; the step is halved until two sums agree.
+    Source: average of depth (45) over queries without replacing V(q) by its mean (beyond the paper). Raises
+    DomainError outside these ranges, PrecisionError where the sums do not settle.
+    """
+    p = as_real("power", power, 0.25, 1)
+    if spectrum.dim is None or spectrum.dim > DIRECT_MODES:
+        raise DomainError(f"dim must be at most {DIRECT_MODES} for averages over queries, got {spectrum.dim}")
+    eigenvalues = spectrum.input_variances() / spectrum.input_variances().max()
+    squares = 2 * eigenvalues**2
+    step, previous = _FIRST_RATIO_STEP, np.full(spectrum.dim, np.inf)
+    for _ in range(_MAX_RATIO_HALVINGS):
+        value = _ratio_sum(squares, p, step)
+        if (np.abs(value - previous) <= _RATIO_AGREEMENT * value).all():
+            # V is of degree 2 in the eigenvalues, q_k^2 of degree 1.
+            return np.asarray(eigenvalues * value * float(spectrum.input_variances().max()) ** (1 - 2 * p))
+        previous, step = value, step / 2
+    raise PrecisionError(f"averages over queries did not settle to {_RATIO_AGREEMENT:g} at power {p:g}")
+
+
+def _ratio_sum(squares: FloatArray, p: float, step: float) -> FloatArray:
+    """Trapezoid sum of the integral in `query_ratio_means` without the factor λ_k, for squares 2 λ_j²."""
+    low = -np.log(squares.sum()) - _RATIO_DECADES / p
+    high = -np.log(squares.min()) + _RATIO_DECADES / (len(squares) / 2 + 1 - p)
+    total = np.zeros_like(squares)
+    for block in np.array_split(np.arange(low, high, step), max(1, int((high - low) / step) // _RATIO_BLOCK)):
+        scaled = np.exp(block)[:, np.newaxis] * squares
+        weight = np.exp(p * block - 0.5 * np.log1p(scaled).sum(axis=1))
+        total += weight @ (1 / (1 + scaled))
+    return np.asarray(total * step / gamma(p))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class InnerProductFloor:
+    r"""Moments and floors of the difficult task with tokens ranked by inner product instead of cosine.
+
+    target_power: T; cross_moments: h_j in the orthonormal basis, shape (rank,); by_degree: floors of degree 1..rank;
+    irreducible: :math:`E\|t - \bar t(q)\|_\Omega^2`, the floor of arbitrary functions of Σ and q.
+    """
+
+    target_power: float
+    cross_moments: FloatArray
+    by_degree: FloatArray
+    irreducible: float
+
+
+def inner_product_floor(task: TopKTask, degree: int) -> InnerProductFloor:
+    r"""The floor where tokens are ranked by inner product, without sampling.
+
+    .. math:: T = \frac{\operatorname{tr}\Omega\Sigma}{k}
+              + \Big(E\bar z^2 - \frac1k\Big)\sum_k\omega_k\lambda_k^2 E\frac{q_k^2}{V}, \qquad
+              h_j = \gamma_{P,k}\sum_k\omega_k\lambda_k\psi_j(\lambda_k) E\frac{q_k^2}{\sqrt V}
+
+    Given q, tokens are :math:`\Sigma q\, s_i/V` plus a part independent of the score, so that everything but the
+    average over q is Gaussian conditioning. degree: R in 1..64, cut at the number of distinct eigenvalues. Cosines
+    favour no long tokens: for isotropic inputs this floor is 7 % above `isotropic_floor` at (128, 1024, 2).
+    Relative error 1e-10. Source: depth (44), (45), (49)-(53), ranked by inner product (beyond the paper).
+    """
+    spectrum, k = task.spectrum, task.top_k
+    basis = predictor_basis(spectrum, degree)
+    eigenvalues, teacher = spectrum.input_variances(), spectrum.teacher_variances()
+    slope, square = normal_top_mean(task.context, k).value, normal_top_square(task.context, k).value
+    direction_power = float(teacher * eigenvalues**2 @ query_ratio_means(spectrum, 1.0))
+    power = float(spectrum.label_variances().sum()) / k + (square - 1 / k) * direction_power
+    cross = slope * (basis * (teacher * eigenvalues) @ query_ratio_means(spectrum, 0.5))
+    return InnerProductFloor(power, cross, floors_by_degree(power, cross), power - slope**2 * direction_power)
+
+
+@dataclass(frozen=True, slots=True)
+class IsotropicEmpiricalFloor:
+    r"""Degree-one floor in the empirical covariance S, isotropic inputs.
+
+    alignment: :math:`E[t\cdot Sq]` and feature_power: :math:`E|Sq|^2`, both for unit-variance inputs; floor: least
+    risk of :math:`a\,\beta^\top Sq`, in units of the label variance.
+    """
+
+    alignment: Certified
+    feature_power: float
+    floor: Certified
+
+
+def isotropic_empirical_floor(task: TopKTask) -> IsotropicEmpiricalFloor:
+    r"""Exact degree-one floor at finite context, where the model reads S, which holds the selected tokens.
+
+    .. math:: E[t\cdot Sq] = \frac{\bar\chi^2}{P}\,E_\tau\Big[m\big(d\tau^2 + (P-k-1)\,d\,b_2 + (k-1)\,d\,m_2
+              + d + 1\big)\Big], \qquad E|Sq|^2 = d\Big(1 + \frac{d+1}P\Big)
+
+    with τ the (k+1)-th largest cosine, m and m_2 the first two moments of the cosine beyond it, b_2 the second moment
+    below it; integration by parts gives :math:`d\,m_2 = 1 + (d-1)m\tau` and
+    :math:`d\,b_2 = 1 - \frac{v}{1-v}(d-1)m\tau`. task: isotropic, dim >= 2. The floor is below `isotropic_floor` at
+    small context and tends to it. Source: beyond the paper, FINDINGS C; compare depth (42), which takes S = Σ.
+    Raises DomainError where the inputs are not isotropic or dim is 1.
+    """
+    population = isotropic_floor(task)
+    d, k, P = as_integer("dim", _dim(task.spectrum), 2), task.top_k, task.context
+    feature_power = d * (1 + (d + 1) / P)
+    if k == P:
+        return IsotropicEmpiricalFloor(Certified(0.0, 0.0), feature_power, population.floor)
+
+    def integrand(log_v: FloatArray) -> FloatArray:
+        mean, edge = tail_cosine(log_v, d), cosine_quantile(log_v, d)
+        product = (d - 1) * mean * edge
+        odds = np.exp(log_v) / -np.expm1(log_v)
+        others = (P - k - 1) * (1 - odds * product) + (k - 1) * (1 + product)
+        return np.asarray(mean * (d * edge**2 + others + d + 1))
+
+    moment = mean_over_order_statistic(integrand, P, k + 1)
+    scale = chi_mean(d) ** 2 / P
+    alignment, error = scale * moment.value, scale * (moment.tolerance + _ROUNDING * moment.value)
+    label_scale = float(task.spectrum.label_variances().sum()) / d
+    floor = population.target_power.value - label_scale * alignment**2 / feature_power
+    tolerance = population.target_power.tolerance + 2 * label_scale * alignment * error / feature_power
+    return IsotropicEmpiricalFloor(
+        Certified(alignment, error), feature_power, Certified(floor, tolerance + _ROUNDING * floor)
+    )
+
+
+def cosine_quantile(log_tail: npt.ArrayLike, dim: int) -> FloatArray:
+    r"""The cosine τ that a uniform direction exceeds with probability v, shape of log_tail = log v <= 0.
+
+    dim: d >= 2. Source: beyond the paper, FINDINGS C; inverse of `theory.special.cosine_upper_tail`.
+    """
+    log_v = np.asarray(log_tail, dtype=np.float64)
+    half = (as_integer("dim", dim, 2) - 1) / 2
+    doubled = 2 * np.minimum(np.exp(log_v), -np.expm1(log_v))
+    size = np.sqrt(betainccinv(0.5, half, doubled))
+    return np.asarray(np.where(log_v < -np.log(2), size, -size))

@@ -63,10 +63,10 @@ def _power_integral(zeta: float, depth: float, step: float) -> float:
     degree = 2 * depth
     below = float(inverse_binomial(degree, zeta))
     if step <= 1:
-        return below * float(betainc(zeta, degree + 1, step)) / step**zeta
+        return float(below * betainc(zeta, degree + 1, step) / step**zeta)
     excess = step - 1
     above = excess ** (degree + 1) / (degree + 1) * float(hyp2f1(1 - zeta, degree + 1, degree + 2, -excess))
-    return (below + above) / step**zeta
+    return float((below + above) / step**zeta)
 
 
 def continuum_asymptote(spectrum: PowerLawSpectrum, depth: npt.ArrayLike) -> FloatArray:

@@ -15,7 +15,7 @@ from scipy.linalg import eigh_tridiagonal
 from scipy.special import roots_jacobi
 
 from theory.problems import PowerLawSpectrum, Spectrum, as_integer
-from theory.results import FloatArray
+from theory.results import FloatArray, IntArray
 
 # Spectra up to this size are kept mode by mode; larger ones keep this many leading modes.
 DIRECT_MODES = 4096
@@ -29,6 +29,8 @@ CROWDING = 4
 INTEGRAL_FROM = 2**25
 # Above this degree the Gauss-Jacobi rule of the far tail would be too large to compute quickly.
 MAX_DEGREE = 4096
+# Neighbouring eigenvalues that differ by less than this share, a few units in the last place, are one.
+INDISTINGUISHABLE = 2e-15
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -51,7 +53,7 @@ def spectral_measure(spectrum: Spectrum, degree: int, *, leading_modes: int = LE
 
     spectrum: any; infinitely many modes need a + b > 1 and a > 0. degree: of r, so that r² is integrated to
     rounding error. leading_modes: how many modes of a large power law are kept one by one. Modes without label
-    variance are dropped and equal eigenvalues merged, since neither changes any risk.
+    variance are dropped and eigenvalues equal to rounding merged, since neither changes any risk.
     Source: depth (30). Raises DomainError where the total label variance diverges.
     """
     degree = as_integer("degree", degree, 0, MAX_DEGREE)
@@ -59,9 +61,23 @@ def spectral_measure(spectrum: Spectrum, degree: int, *, leading_modes: int = LE
         return _compressed_power_law(spectrum, degree, leading_modes)
     eigenvalues, weights = spectrum.input_variances(), spectrum.label_variances()
     kept = weights > 0
-    nodes, position = np.unique(-eigenvalues[kept], return_inverse=True)
-    largest = -float(nodes[0])
-    return SpectralMeasure(largest, -nodes / largest, np.bincount(position, weights[kept]), exact=True)
+    order = np.argsort(-eigenvalues[kept], kind="stable")
+    nodes, weights = eigenvalues[kept][order], weights[kept][order]
+    first = np.concatenate([[True], nodes[:-1] - nodes[1:] > INDISTINGUISHABLE * nodes[:-1]])
+    group = np.cumsum(first) - 1
+    return SpectralMeasure(
+        float(nodes[0]), nodes[first] / nodes[0], np.bincount(group, weights).astype(np.float64), exact=True
+    )
+
+
+def node_positions(measure: SpectralMeasure, eigenvalues: FloatArray) -> IntArray:
+    """Index of the node that stands for each eigenvalue, shape of eigenvalues; the nearest one where none does.
+
+    Source: bookkeeping of `spectral_measure`.
+    """
+    relative = eigenvalues / measure.largest
+    # Nodes fall and each stands for eigenvalues from itself down to the next: the last node at or above.
+    return np.maximum(np.searchsorted(-measure.nodes, -relative * (1 - INDISTINGUISHABLE), side="right") - 1, 0)
 
 
 def _compressed_power_law(spectrum: PowerLawSpectrum, degree: int, leading_modes: int) -> SpectralMeasure:

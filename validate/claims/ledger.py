@@ -74,6 +74,10 @@ class Evidence:
     domain: str
     false_alarm: float | None = None
 
+    def __post_init__(self) -> None:
+        # NumPy scalars are not JSON.
+        object.__setattr__(self, "figure", float(self.figure))
+
     @property
     def supports(self) -> bool:
         """Whether the figure supports the statement; NaN never does."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from theory.results import FloatArray
 from validate.tables.comparison import Row
 
 if TYPE_CHECKING:
@@ -46,10 +47,10 @@ def exponent_figure(rows: Sequence[Row]) -> Figure:
     axes.vlines(x, low, high, color=THEORY, lw=6, alpha=0.25, label="exact, dim 128, depth 1-8: repeated to free")
     for shift, family in ((-0.12, repeated), (-0.12, free)):
         _errorbar(axes, x + shift, family, "Monte Carlo" if family is repeated else "")
-    axes.plot(x, [row.paper for row in measured], "o", color=PAPER, label="paper, trained")
+    axes.plot(x, _printed(measured), "o", color=PAPER, label="paper, trained")
     for name, marker, title in (("constrained", "_", "paper's ζ and 2ζ"), ("free", "_", "")):
         quantity = "repeated update, deep limit" if name == "constrained" else "free polynomial, deep limit"
-        values = [row.paper for row in rows if row.quantity == quantity]
+        values = _printed([row for row in rows if row.quantity == quantity])
         axes.plot(x + 0.15, values, marker, color=PAPER, ms=14, mew=1.5, label=title or None)
     axes.set_xticks(x, [label_of(row) for row in measured])
     axes.set_xlabel("(a, b)")
@@ -72,7 +73,13 @@ def floor_figure(rows: Sequence[Row], predicted: str, measured: str) -> Figure:
     printed = np.array([row.paper for row in first], dtype=float)
     errors = np.array([2 * (row.paper_stderr or 0.0) for row in first])
     axes.errorbar(
-        x, 100 * (printed / ours - 1), 100 * errors / ours, fmt="s", color=PAPER, ms=4, label="paper, predicted (2 s.e.)"
+        x,
+        100 * (printed / ours - 1),
+        100 * errors / ours,
+        fmt="s",
+        color=PAPER,
+        ms=4,
+        label="paper, predicted (2 s.e.)",
     )
     losses = np.array([row.paper for row in second], dtype=float)
     axes.plot(x + 0.15, 100 * (losses / ours - 1), "^", color=TRAINED, label="paper, trained")
@@ -81,6 +88,40 @@ def floor_figure(rows: Sequence[Row], predicted: str, measured: str) -> Figure:
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def attention_figure(rows: Sequence[Row]) -> Figure:
+    """Floors of linear attention, ours and printed, over the trained and printed losses of softmax attention."""
+    figure, axes = new_figure(7.2, 4.2)
+    linear = [row for row in rows if row.quantity == "linear attention, floor"]
+    x = np.arange(len(linear))
+    positions = {label_of(row): i for i, row in enumerate(linear)}
+    ours = [row.theory if row.theory is not None else _value(row) for row in linear]
+    axes.plot(x, ours, "_", color=THEORY, ms=22, mew=2, label="linear, our floor")
+    axes.plot(x, _printed(linear), "o", mfc="none", color=PAPER, label="linear, paper")
+    softmax = [row for row in rows if row.quantity == "softmax attention, floor"]
+    axes.plot([positions[label_of(row)] for row in softmax], _printed(softmax), "s", mfc="none", color=PAPER,
+              label="softmax, paper (infinite depth)")  # fmt: skip
+    depths = [row for row in rows if row.trained is not None and "depth" in row.quantity]
+    for i, row in enumerate(depths):
+        if row.trained is None:
+            continue
+        axes.errorbar(
+            positions[label_of(row)] + 0.12, row.trained.value, 2 * row.trained.stderr, fmt=".", color=TRAINED,
+            label="softmax, trained here, depths 1, 4, 16" if i == 0 else None,
+        )  # fmt: skip
+    axes.set_yscale("log")
+    axes.set_xticks(x, [label_of(row) for row in linear])
+    axes.set_xlabel("(a, b)")
+    axes.set_ylabel("loss floor")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _printed(rows: Sequence[Row]) -> FloatArray:
+    """The printed numbers of rows that have one."""
+    return np.array([row.paper for row in rows], dtype=float)
 
 
 def _value(row: Row) -> float:

@@ -184,5 +184,3 @@ def save(table: Table, folder: Path) -> list[Path]:
 def share(progress: Progress, start: float, end: float) -> Progress:
     """A progress callback for a part of the work that fills the bar from ``start`` to ``end``."""
     return lambda fraction: progress(start + (end - start) * min(1.0, max(0.0, fraction)))
-
-

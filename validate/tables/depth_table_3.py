@@ -93,13 +93,13 @@ def build(profile: str, seed: int, progress: Progress) -> Table:
             degree_one.append(f"({row['a']:g}, {row['b']:g}) top {row['top_k']}: +{100 * excess:.0f} %")
     agreeing = sum(r.agreement is Agreement.AGREES for r in rows if r.quantity == "predicted floor")
     notes = (
-        f"{agreeing} of {len(printed)} printed predictions agree with ours at dim {DIM}, context {CONTEXT}, which the "
-        "paper does not print; the isotropic floor is exact.",
+        f"{agreeing} of {len(printed)} printed predictions agree with ours at dim {DIM}, context {CONTEXT}, which "
+        "the paper does not print; the isotropic floor is exact.",
         "A degree-one predictor, which the paper calls sufficient, has a higher floor: " + "; ".join(degree_one) + "."
         if degree_one
         else "A degree-one predictor is within 3 % of degree eight on every row.",
-        "The floor bounds polynomials in the population covariance; the model reads the empirical one, which holds the "
-        "selected tokens, so at finite context it may pass the floor by a few per cent.",
+        "The floor bounds polynomials in the population covariance; the model reads the empirical one, which holds "
+        "the selected tokens, so at finite context it may pass the floor by a few per cent.",
         "Trained linear models are not part of this table yet: the trained losses are the paper's.",
     )
     settings = {"dim": DIM, "context": CONTEXT, "degree": DEGREE, "profile": profile, "seed": seed}

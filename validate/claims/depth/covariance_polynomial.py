@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -154,9 +155,8 @@ def label_maps() -> Iterator[Evidence]:
     for model in _models("depth:22"):
         context, test = _token_level(model)
         F = np.outer(model.W_y, model.beta)
-        ours = theory.label_states(
-            *map(as_float, (model.S,)), [as_float(B) for B in model.B], as_float(model.W_v), as_float(F)
-        )
+        query_keys = [as_float(B) for B in model.B]
+        ours = theory.label_states(as_float(model.S), query_keys, as_float(model.W_v), as_float(F))
         for layer, B in enumerate(model.B, 1):
             previous, F = F, F - model.W_v @ F @ model.S @ B / model.L
             wrong += mismatches(F @ model.U, context[layer])
@@ -178,7 +178,7 @@ def telescoped_output() -> Iterator[Evidence]:
         wrong += mismatches(output, model.W_o @ (states[0] - states[-1]) @ model.q)
         ours = theory.readout_prediction([as_float(F) for F in states], as_float(model.W_o), as_float(model.q))
         scale = np.abs(as_float(model.W_o)) @ np.abs(as_float(states[0] - states[-1])) @ np.abs(as_float(model.q))
-        error = max(error, abs(ours - float(output)) / scale)
+        error = max(error, float(abs(ours - float(output)) / scale))
     yield _exact(wrong, "W_o h_L against W_o (F_0 - F_L) q")
     yield Evidence(Method.NUMERIC, error, MATRIX_TOLERANCE, "relative error of readout_prediction", _DOMAIN)
 
@@ -335,11 +335,7 @@ def population_risk() -> Iterator[Evidence]:
             (c * np.linalg.matrix_power(sigma, r) for r, c in enumerate(coefficients, 1)), np.zeros((d, d))
         )
         trace = theory.population_risk(polynomial, omega, sigma)
-        modes = theory.residual_risk(
-            spectrum,
-            lambda x, c=coefficients: theory.polynomial_residual(c, x),
-            L,  # type: ignore[misc]
-        )
+        modes = theory.residual_risk(spectrum, partial(theory.polynomial_residual, coefficients), L)
         error = max(error, abs(trace / modes - 1))
     yield Evidence(
         Method.SWEEP, error, 1e-11, "relative difference of trace and mode sum",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 
 import mpmath
 import numpy as np
@@ -445,7 +446,7 @@ def _christoffel_ratio(zeta: float, factor: float) -> float:
     """Printed leading order (times ``factor``) over the sum at depth 10^9, minus one."""
     L = 10.0**9
     leading = factor * L ** (2 * zeta) / float(mpmath.gamma(zeta)) ** 2
-    return leading / float(free.christoffel_sum(zeta, L)) - 1
+    return float(leading / float(free.christoffel_sum(zeta, L)) - 1)
 
 
 # zeta up to 6: beyond it the sum at depth 10^9 leaves float64.
@@ -550,8 +551,8 @@ def exponents_mended() -> Iterator[Evidence]:
 def layer_steps() -> Iterator[Evidence]:
     worst = 0.0
     for spectrum, L in itertools.product(_spectra(64), (1, 3, 6)):
-        residual = lambda x, s=spectrum, n=L: free.product_residual(free.layer_steps(s, n), x)  # noqa: E731
-        worst = max(worst, abs(residual_risk(spectrum, residual, L) / float(free.finite_risk(spectrum, L)) - 1))  # type: ignore[arg-type]
+        residual = partial(free.product_residual, free.layer_steps(spectrum, L))
+        worst = max(worst, abs(residual_risk(spectrum, residual, L) / float(free.finite_risk(spectrum, L)) - 1))
     yield Evidence(
         Method.SWEEP,
         worst,

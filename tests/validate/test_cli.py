@@ -1,0 +1,197 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from validate import cli
+
+FLOOR = ["floor", "-b", "0", "--dim", "16", "--context", "64", "--top-k", "2"]
+
+
+def run(capsys, *arguments):
+    """Exit status, standard output and standard error of the command, run in this process."""
+    old, sys.argv = sys.argv, ["attnlaws", *arguments]
+    try:
+        cli.main()
+        status = 0
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    finally:
+        sys.argv = old
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_exponent_json(capsys):
+    status, out, _ = run(capsys, "exponent", "-a", "2", "-b", "1", "--dim", "128", "--depths", "1,2,4,8", "--json")
+    content = json.loads(out)
+    assert status == 0
+    promised = {
+        "zeta", "constrained", "free_continuum", "free_discrete", "depths", "risk_constrained", "risk_free",
+        "local_exponent_constrained", "local_exponent_free",
+    }  # fmt: skip
+    assert promised <= set(content)
+    assert (content["zeta"], content["constrained"], content["free_continuum"], content["free_discrete"]) == (
+        1,
+        1,
+        2,
+        4,
+    )
+    assert content["depths"] == [1, 2, 4, 8]
+    assert content["risk_free"][3] == pytest.approx(0.000579252178602, rel=1e-12)
+    assert len(content["local_exponent_free"]) == 3
+
+
+def test_exponent_for_people(capsys):
+    status, out, _ = run(capsys, "exponent", "-a", "2", "-b", "1")
+    assert status == 0
+    assert "infinitely many modes" in out
+    assert "free polynomial" in out
+
+
+def test_exponent_past_the_dimension_has_no_local_exponent(capsys):
+    _, out, _ = run(capsys, "exponent", "-a", "1", "-b", "1", "--dim", "4", "--depths", "1,2,4,8", "--json")
+    content = json.loads(out)
+    assert content["risk_free"][2:] == [0, 0]
+    assert content["local_exponent_free"][1:] == [None, None]
+    assert "zero" in content["local_exponent_reason"]
+
+
+def test_isotropic_floor_json(capsys):
+    status, out, _ = run(
+        capsys, "floor", "-a", "0", "-b", "0", "--dim", "128", "--context", "1024", "--top-k", "2", "--json"
+    )
+    content = json.loads(out)
+    assert status == 0
+    assert {"value", "stderr", "interval", "degree", "samples", "floors_by_degree"} <= set(content)
+    assert content["value"] == pytest.approx(59.3802, abs=5e-5)
+    assert content["interval"]["low"] <= content["value"] <= content["interval"]["high"]
+
+
+def test_sampled_floor(capsys):
+    arguments = [*FLOOR, "-a", "0.5", "--degree", "3", "--rel-error", "0.05", "--seed", "7"]
+    status, out, _ = run(capsys, *arguments, "--json")
+    content = json.loads(out)
+    assert status == 0
+    assert content["method"] == "Monte Carlo"
+    assert [row["degree"] for row in content["floors_by_degree"]] == [1, 2, 3]
+    assert content["stderr"] <= 0.05 * content["value"]
+    assert run(capsys, *arguments, "--json")[1] == out
+    status, text, _ = run(capsys, *arguments)
+    assert status == 0
+    assert "standard error" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["exponent", "-a", "0", "-b", "1"], ["input_exponent", "0"]),
+        (["exponent", "-a", "0.5", "-b", "0.5"], ["input_exponent + teacher_exponent", "> 1"]),
+        (["exponent", "-a", "-1e-3", "-b", "1"], ["input_exponent", "-0.001"]),
+        (["exponent", "-a", "nan", "-b", "1"], ["input_exponent", "nan"]),
+        (["exponent", "-a", "inf", "-b", "1"], ["input_exponent", "inf"]),
+        (["exponent", "-a", "two", "-b", "1"], ["--input-exponent", "'two'"]),
+        (["exponent", "-a", "2", "-b", "1", "--dim", "1.5"], ["dim", "1.5"]),
+        (["exponent", "-a", "2", "-b", "1", "--dim", "0"], ["dim", "0"]),
+        (["exponent", "-a", "2", "-b", "1", "--dim", "-4"], ["dim", "-4"]),
+        (["exponent", "-a", "2", "-b", "1", "--dim", "1e400"], ["dim", "inf"]),
+        (["exponent", "-a", "2", "-b", "1", "--depths", "4,2"], ["depths", "[4, 2]"]),
+        (["exponent", "-a", "2", "-b", "1", "--depths", "0,2"], ["depths", ">= 1"]),
+        (["exponent", "-a", "2", "-b", "1", "--depths", ""], ["--depths"]),
+        (["exponent", "-a", "2", "-b", "1", "--depths", "1,100000"], ["depth", "4096"]),
+        (["exponent", "-a", "2"], ["Missing option", "--teacher-exponent"]),
+        ([*FLOOR, "-a", "0", "--degree", "0"], ["degree", "0"]),
+        ([*FLOOR, "-a", "0.5", "--rel-error", "0"], ["relative_error", "0"]),
+        ([*FLOOR, "-a", "0.5", "--seed", "-1"], ["seed", "-1"]),
+        ([*FLOOR[:-1], "65", "-a", "0"], ["top_k", "65", "64"]),
+        (["verify", "depth:999"], ["claim id", "depth:999"]),
+        (["verify", "--paper", "other"], ["--paper", "other"]),
+        (["reproduce", "depth:table-9"], ["depth:table-9", "depth:table-3"]),
+        (["reproduce", "depth:table-2", "--seed", "x"], ["--seed", "'x'"]),
+        (["nonsense"], ["nonsense"]),
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(capsys, arguments, words):
+    status, out, err = run(capsys, *arguments)
+    assert status == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("attnlaws: ")
+    assert "Traceback" not in err
+    for word in words:
+        assert word in err
+
+
+def test_unwritable_output_is_named(capsys, tmp_path, monkeypatch):
+    from validate.figures.comparison import new_figure
+    from validate.tables import registry
+    from validate.tables.comparison import Table
+
+    fake = Table("depth:table-2", "empty", (), (), lambda: new_figure(1, 1)[0])
+    monkeypatch.setitem(registry.TABLES, "depth:table-2", lambda profile, seed, progress: fake)
+    blocker = tmp_path / "file"
+    blocker.write_text("in the way")
+    status, _, err = run(capsys, "reproduce", "depth:table-2", "--out", str(blocker / "folder"))
+    assert status == 2
+    assert "folder must be writable" in err
+
+
+def test_verify(capsys):
+    status, out, _ = run(capsys, "verify", "depth:33", "depth:39", "--json")
+    claims = json.loads(out)["claims"]
+    assert status == 0
+    assert [(c["id"], c["verdict"]) for c in claims] == [("depth:33", "holds"), ("depth:39", "misprint")]
+    assert claims[0]["corrected"] is None
+    assert claims[1]["corrected"]["evidence"]
+    status, out, _ = run(capsys, "verify", "depth:33")
+    assert "HOLDS" in out
+    assert "1 claims: 1 holds" in out
+
+
+def test_verify_lists(capsys):
+    _, out, _ = run(capsys, "verify", "--list", "--paper", "depth")
+    assert "depth:19" in out
+    _, out, _ = run(capsys, "verify", "--list", "--json")
+    assert len(json.loads(out)["claims"]) >= 22
+
+
+def test_verify_exits_1_where_a_claim_fails(capsys, monkeypatch):
+    from validate.claims import ledger
+
+    broken = ledger.Ledger()
+    broken.claim("depth:0", "a false statement", "0 = 1")(
+        lambda: [ledger.Evidence(ledger.Method.EXACT, 1.0, 0.0, "difference", "everywhere")]
+    )
+    monkeypatch.setattr(ledger, "load_ledger", lambda: broken)
+    status, out, _ = run(capsys, "verify")
+    assert status == 1
+    assert "NOT REPRODUCIBLE" in out
+
+
+@pytest.mark.parametrize("command", ["exponent", "floor", "verify", "reproduce"])
+def test_every_command_has_help_with_an_example(capsys, command):
+    status, out, _ = run(capsys, command, "--help")
+    assert status == 0
+    assert f"Example:  attnlaws {command}" in out
+
+
+def test_output_survives_an_ascii_terminal():
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    code = "import sys; sys.argv = ['attnlaws', 'exponent', '-a', '2', '-b', '1']; import validate.cli as c; c.main()"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "best polynomial" in done.stdout
+
+
+def test_interrupt_exits_quietly(capsys, monkeypatch):
+    from validate import predictions
+
+    def interrupt(*_args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(predictions, "exponent_prediction", interrupt)
+    status, _, err = run(capsys, "exponent", "-a", "2", "-b", "1")
+    assert status == 130
+    assert err.strip() == "interrupted"
