@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.table import Table as RichTable
 
     from validate.tables.comparison import Progress
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
+PLOT_ENDINGS = (".png", ".svg", ".pdf")
 DEFAULT_DEPTHS = "1,2,4,8,16,32,64"
 
 
@@ -60,6 +62,21 @@ def cli() -> None:
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object with full precision.")
 
 
+def check_ending(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse a file name whose ending names no format, before anything is computed."""
+    if path is not None and path.suffix.lower() not in PLOT_ENDINGS:
+        raise click.BadParameter(f"{str(path)!r} must end in {', '.join(PLOT_ENDINGS)}")
+    return path
+
+
+plot_option = click.option(
+    "--plot",
+    type=click.Path(path_type=Path),
+    callback=check_ending,
+    help="Draw it to this file; the ending chooses PNG, SVG or PDF.",
+)
+
+
 def spectrum_options(command: Any) -> Any:
     """The two exponents that every command about a power-law spectrum takes."""
     for option in (
@@ -78,17 +95,31 @@ def spectrum_options(command: Any) -> Any:
 @click.option(
     "--depths", type=NumberList(), default=DEFAULT_DEPTHS, show_default=True, help="Increasing layer counts."
 )
+@click.option("--modes", type=NumberList(), help="Modes whose normalised losses to show; needs --dim.")
+@plot_option
 @json_option
 def exponent(
-    input_exponent: float, teacher_exponent: float, dim: int | None, depths: list[int], as_json: bool
+    input_exponent: float,
+    teacher_exponent: float,
+    dim: int | None,
+    depths: list[int],
+    modes: list[int] | None,
+    plot: Path | None,
+    as_json: bool,
 ) -> None:
     """Depth exponents and risks of linear attention on the easy task.
 
     Example:  attnlaws exponent -a 2 -b 1 --dim 128 --depths 1,2,4,8
     """
-    from validate.predictions import exponent_prediction
+    from validate.predictions import exponent_prediction, mode_prediction
 
     prediction = exponent_prediction(input_exponent, teacher_exponent, dim, depths)
+    if modes is not None:
+        prediction["modes"] = mode_prediction(input_exponent, teacher_exponent, dim, depths, modes)
+    if plot is not None:
+        from validate.figures.predictions import exponent_plot
+
+        write_plot(lambda: exponent_plot(prediction), plot)
     if as_json:
         print_json(prediction)
         return
@@ -126,6 +157,8 @@ def exponent(
     print_table(table)
     if prediction["local_exponent_reason"]:
         print_lines(prediction["local_exponent_reason"])
+    if modes is not None:
+        print_table(mode_table(prediction))
 
 
 @cli.command()
@@ -137,6 +170,7 @@ def exponent(
 @click.option("--rel-error", type=Number(), default=0.01, show_default=True, help="Relative standard error to reach.")
 @click.option("--seed", type=Number(), default=0, show_default=True, help="Seed of the sampled floor.")
 @click.option("--max-contexts", type=Number(), default=10**6, show_default=True, help="Most contexts to draw.")
+@plot_option
 @json_option
 def floor(
     input_exponent: float,
@@ -148,6 +182,7 @@ def floor(
     rel_error: float,
     seed: int,
     max_contexts: int,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Irreducible floor of linear attention on the difficult task.
@@ -164,6 +199,10 @@ def floor(
         prediction = floor_prediction(
             task, degree=degree, relative_error=rel_error, seed=seed, max_contexts=max_contexts, progress=progress
         )
+    if plot is not None:
+        from validate.figures.predictions import floor_plot
+
+        write_plot(lambda: floor_plot(prediction), plot)
     if as_json:
         print_json(prediction)
         return
@@ -222,8 +261,8 @@ def verify(ids: tuple[str, ...], paper: str | None, only_list: bool, as_json: bo
 def reproduce(names: tuple[str, ...], profile: str, out: Path, seed: int, as_json: bool) -> None:
     """The papers' tables: paper, theory, Monte Carlo, trained models, and verdicts.
 
-    Writes CSV, JSON, PNG and SVG of each table into the output folder. Names: depth:table-1, depth:table-2,
-    depth:table-3; all where none is given.
+    Writes CSV, JSON, PNG and SVG of each table into the output folder, and ends with what differs and why. Names:
+    depth:table-1, depth:table-2, depth:table-3; all where none is given.
 
     Example:  attnlaws reproduce depth:table-3
     """
@@ -247,6 +286,10 @@ def reproduce(names: tuple[str, ...], profile: str, out: Path, seed: int, as_jso
             print_lines("  written: " + ", ".join(str(path) for path in paths), "")
     if as_json:
         print_json({"profile": profile, "tables": [table.to_json() for table in tables]})
+    else:
+        from validate.tables.view import differences
+
+        print_lines(*differences(tables))
     if any(table.failed for table in tables):
         sys.exit(EXIT_FAILED)
 
@@ -263,6 +306,32 @@ def print_lines(*lines: str) -> None:
     encoding = sys.stdout.encoding or "utf-8"
     for line in lines:
         click.echo(line.encode(encoding, errors="replace").decode(encoding))
+
+
+def mode_table(prediction: dict[str, Any]) -> RichTable:
+    """Normalised losses of single modes, repeated update and free polynomial at each depth."""
+    from rich.table import Table
+
+    table = Table(title="normalised loss of single modes: repeated update / free polynomial")
+    for name in ("mode", "label share", "tau", *(f"depth {depth}" for depth in prediction["depths"])):
+        table.add_column(name, justify="right")
+    for mode in prediction["modes"]:
+        pairs = zip(mode["loss_repeated"], mode["loss_free"], strict=True)
+        cells = (f"{repeated:.3g} / {free:.3g}" for repeated, free in pairs)
+        depth = mode["characteristic_depth_repeated"]
+        table.add_row(str(mode["mode"]), f"{mode['label_share']:.3g}", f"{depth:.4g}", *cells)
+    return table
+
+
+def write_plot(draw: Callable[[], Figure], path: Path) -> None:
+    """Draw a figure and write it in the format that the ending names."""
+    import io
+
+    from validate.files import write_atomically
+
+    figure, buffer = draw(), io.BytesIO()
+    figure.savefig(buffer, format=path.suffix.lower().lstrip("."), dpi=160, bbox_inches="tight")
+    write_atomically(path, buffer.getvalue())
 
 
 def print_table(table: RichTable) -> None:

@@ -53,6 +53,34 @@ def exponent_prediction(a: float, b: float, dim: int | None, depths: list[int]) 
     }
 
 
+def mode_prediction(a: float, b: float, dim: int | None, depths: list[int], modes: list[int]) -> list[dict[str, Any]]:
+    """How fast single modes are learned: normalised losses of both families, as in the depth paper's Figure 3(c).
+
+    modes: numbers k from 1 to dim. Each entry holds the mode's share of the label variance, its characteristic depth
+    under the repeated update, and its normalised losses at ``depths``. At most 4096 modes.
+    """
+    from theory.depth import mode_superposition
+
+    if dim is None:
+        raise DomainError("dim must be given for mode-wise losses, got None")
+    spectrum = PowerLawSpectrum(a, b, dim)
+    chosen = [as_integer("modes", mode, 1, spectrum.dim or 1) - 1 for mode in modes]
+    free = mode_superposition.free_mode_losses(spectrum, depths)
+    repeated = mode_superposition.repeated_mode_losses(spectrum, depths)
+    characteristic = mode_superposition.repeated_characteristic_depths(spectrum)
+    shares = spectrum.label_variances() / spectrum.label_variances().sum()
+    return [
+        {
+            "mode": k + 1,
+            "label_share": float(shares[k]),
+            "characteristic_depth_repeated": float(characteristic[k]),
+            "loss_repeated": repeated[:, k].tolist(),
+            "loss_free": free[:, k].tolist(),
+        }
+        for k in chosen
+    ]
+
+
 def _local_exponents(depths: FloatArray, risks: FloatArray) -> list[float | None]:
     from theory.depth.free_polynomial import local_exponents
 

@@ -1,10 +1,10 @@
 """Loss floor of linear attention on the difficult task, by Monte Carlo over whole contexts.
 
 In a basis psi_1..psi_R that is orthonormal for the Gram matrix of depth (49), the best predictor of degree r has the
-coefficients h_1..h_r. The plug-in estimate T - |h|^2 of the floor (51), (54) is the small difference of two large
+coefficients h_1..h_r. The plug-in estimate ``T - |h|^2`` of the floor (51), (54) is the small difference of two large
 averages; on steep spectra its variance is tens of times that of the residual at fixed coefficients. So a pilot run
 estimates h, the main run averages the residual y_r at the pilot's coefficients, and the exact identity
-min = E y_r - |E g_r|^2, with g_r minus half the gradient, removes what the pilot missed.
+``min = E y_r - |E g_r|^2``, with g_r minus half the gradient, removes what the pilot missed.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def minimal_risks(residuals: FloatArray, gradients: FloatArray) -> tuple[FloatAr
 
     .. math:: \hat R_r = \frac1m \sum_c y_{cr} - \frac1{m(m-1)} \sum_{c \ne c'} g_{cr} \cdot g_{c'r}
 
-    The second term estimates |E g_r|^2 without bias, from pairs of distinct chunks. By that much the minimum lies
+    The second term estimates ``|E g_r|^2`` without bias, from pairs of distinct chunks. By that much the minimum lies
     below the residual of the given coefficients, because the Gram matrix of the basis is the identity. The standard
     error is the delete-one jackknife of the whole statistic over the m >= 3 chunks. Source: depth (48), (51).
     """
@@ -158,7 +158,7 @@ def minimal_risks(residuals: FloatArray, gradients: FloatArray) -> tuple[FloatAr
 
 
 def _minimal_risk(residual: FloatArray, gradient: FloatArray, square: FloatArray, chunks: int) -> FloatArray:
-    """The statistic of `minimal_risks` from the sums over ``chunks`` chunks of y, g and |g|^2."""
+    """The statistic of `minimal_risks` from the sums over ``chunks`` chunks of y, g and ``|g|^2``."""
     pairs = (gradient**2).sum(axis=-1) - square
     value: FloatArray = residual / chunks - pairs / (chunks * (chunks - 1))
     return value

@@ -51,6 +51,40 @@ def test_exponent_for_people(capsys):
     assert "free polynomial" in out
 
 
+def test_exponent_modes_and_plot(capsys, tmp_path):
+    path = tmp_path / "exponent.svg"
+    arguments = [
+        "exponent",
+        "-a",
+        "2",
+        "-b",
+        "1",
+        "--dim",
+        "8",
+        "--depths",
+        "1,4,16",
+        "--modes",
+        "1,8",
+        "--plot",
+        str(path),
+    ]
+    status, out, _ = run(capsys, *arguments, "--json")
+    modes = json.loads(out)["modes"]
+    assert status == 0
+    assert [mode["mode"] for mode in modes] == [1, 8]
+    assert modes[0]["loss_repeated"] == [0, 0, 0]
+    assert modes[1]["loss_free"][2] == 0
+    assert sum(mode["label_share"] for mode in modes) < 1
+    assert "not shown: 1 of zero risk" in path.read_text()
+    assert "normalised loss" in run(capsys, *arguments)[1]
+
+
+def test_floor_plot(capsys, tmp_path):
+    path = tmp_path / "floor.png"
+    assert run(capsys, *FLOOR, "-a", "0", "--plot", str(path))[0] == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
 def test_exponent_past_the_dimension_has_no_local_exponent(capsys):
     _, out, _ = run(capsys, "exponent", "-a", "1", "-b", "1", "--dim", "4", "--depths", "1,2,4,8", "--json")
     content = json.loads(out)
@@ -101,6 +135,9 @@ def test_sampled_floor(capsys):
         (["exponent", "-a", "2", "-b", "1", "--depths", "0,2"], ["depths", ">= 1"]),
         (["exponent", "-a", "2", "-b", "1", "--depths", ""], ["--depths"]),
         (["exponent", "-a", "2", "-b", "1", "--depths", "1,100000"], ["depth", "4096"]),
+        (["exponent", "-a", "2", "-b", "1", "--plot", "figure.bmp"], ["--plot", "figure.bmp", ".svg"]),
+        (["exponent", "-a", "2", "-b", "1", "--modes", "1"], ["dim", "None"]),
+        (["exponent", "-a", "2", "-b", "1", "--dim", "8", "--modes", "9"], ["modes", "9", "8"]),
         (["exponent", "-a", "2"], ["Missing option", "--teacher-exponent"]),
         ([*FLOOR, "-a", "0", "--degree", "0"], ["degree", "0"]),
         ([*FLOOR, "-a", "0.5", "--rel-error", "0"], ["relative_error", "0"]),

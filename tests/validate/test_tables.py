@@ -8,7 +8,7 @@ from theory.problems import PowerLawSpectrum, TopKTask
 from theory.results import DomainError, Estimate
 from validate.tables import comparison, depth_table_2, depth_table_3
 from validate.tables.comparison import Agreement, Row, Table
-from validate.tables.view import show_table
+from validate.tables.view import differences, show_table
 
 
 def estimate(value, stderr):
@@ -76,6 +76,19 @@ def test_saved_tables_keep_all_digits(tmp_path):
     comparison.save(table, tmp_path)
     assert paths[3].read_bytes() == before
     assert show_table(table).row_count == 2
+    assert list(differences([table])) == ["What differs:", "  nothing"]
+
+
+def test_differences_name_rows_and_reasons():
+    rows = [
+        Row({"a": 2, "b": b}, "free", 2.0, agreement=Agreement.DIFFERS, remark="it is discrete") for b in range(5)
+    ]
+    rows.append(Row({"a": 2, "b": 0}, "sampled", None, consistent=False))
+    table = Table("depth:table-2", "test", tuple(rows), (), lambda: None)
+    text = "\n".join(differences([table]))
+    assert "5 of 6 rows: free (a 2, b 0); free (a 2, b 1); free (a 2, b 2); ..." in text
+    assert "because it is discrete" in text
+    assert "our own numbers disagree" in text
 
 
 def test_table_2_row_by_row():

@@ -63,7 +63,7 @@ def exponent_figure(rows: Sequence[Row]) -> Figure:
 
 def floor_figure(rows: Sequence[Row], predicted: str, measured: str) -> Figure:
     """Floors relative to ours: printed predictions with their errors, our Monte Carlo, and trained losses."""
-    figure, axes = new_figure(7.2, 4.2)
+    figure, axes = new_figure(9.0, 4.2)
     first = [row for row in rows if row.quantity == predicted]
     second = [row for row in rows if row.quantity == measured]
     x = np.arange(len(first))
@@ -85,7 +85,7 @@ def floor_figure(rows: Sequence[Row], predicted: str, measured: str) -> Figure:
     axes.plot(x + 0.15, 100 * (losses / ours - 1), "^", color=TRAINED, label="paper, trained")
     axes.set_xticks(x, [label_of(row) for row in first])
     axes.set_ylabel("difference from our floor, %")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower left")
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from rich.table import Table as RichTable
 
 from theory.results import Estimate
 from validate.tables.comparison import Table
 
+# Rows named in full in the summary of differences.
+MAX_PLACES = 3
 _STYLES = {"agrees": "green", "within the theory's bounds": "green", "not tested": "dim"}
 
 
@@ -32,6 +36,26 @@ def show_table(table: Table) -> RichTable:
             f"[{style}]{verdict}[/]",
         )  # fmt: skip
     return view
+
+
+def differences(tables: Sequence[Table]) -> Iterator[str]:
+    """What differs from the papers and why, a line for each table and reason."""
+    yield "What differs:"
+    found = False
+    for table in tables:
+        reasons: dict[str, list[str]] = {}
+        for row in table.rows:
+            if row.agreement.failed or not row.consistent:
+                reason = row.remark if row.consistent else "our own numbers disagree: please report this"
+                where = ", ".join(f"{name} {value:g}" for name, value in row.setting.items())
+                reasons.setdefault(reason, []).append(f"{row.quantity} ({where})")
+        for reason, places in reasons.items():
+            found = True
+            listed = "; ".join(places[:MAX_PLACES]) + ("; ..." if len(places) > MAX_PLACES else "")
+            yield f"  {table.name}: {len(places)} of {len(table.rows)} rows: {listed}"
+            yield f"      because {reason}" if reason else "      for a reason that is not known"
+    if not found:
+        yield "  nothing"
 
 
 def _interval(estimate: Estimate | None) -> str:
