@@ -84,9 +84,11 @@ def unit_directions(vectors: FloatArray) -> FloatArray:
 
 def _directions_of_any_length(vectors: FloatArray) -> FloatArray:
     largest = np.abs(vectors).max(axis=-1, keepdims=True)
-    if not (np.isfinite(largest) & (largest > 0)).all():
-        worst = float(largest[~(np.isfinite(largest) & (largest > 0))][0])
-        raise DomainError(f"vectors must be finite and not zero to have a direction, got one of largest entry {worst}")
+    bad = ~(np.isfinite(largest) & (largest > 0))
+    if bad.any():
+        raise DomainError(
+            f"vectors must be finite and not zero to have a direction, got largest entry {largest[bad][0]}"
+        )
     scaled = vectors / largest
     directions: FloatArray = scaled / np.linalg.norm(scaled, axis=-1, keepdims=True)
     return directions

@@ -118,9 +118,14 @@ def build(profile: str, seed: int, progress: Progress) -> Table:
     )
     settings = {"top_k": TOP_K, "profile": profile, "seed": seed, "softmax_depths": list(DEPTHS)}
     return Table(
-        "depth:table-1", "floors of softmax and linear attention, difficult task", tuple(rows),
-        tuple(note for note in notes if note), partial(attention_figure, rows), time.perf_counter() - started, settings,
-    )  # fmt: skip
+        "depth:table-1",
+        "floors of softmax and linear attention, difficult task",
+        tuple(rows),
+        tuple(note for note in notes if note),
+        partial(attention_figure, rows),
+        time.perf_counter() - started,
+        settings,
+    )
 
 
 def _difference(row: Row) -> float:

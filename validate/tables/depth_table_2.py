@@ -149,8 +149,8 @@ def build(profile: str, seed: int, progress: Progress) -> Table:
         f"{differing} of {len(printed)} free references differ: the printed 2 zeta is the continuum's exponent, "
         "while the spectrum k^-a is discrete and its best polynomial decays as L^-((2+a) zeta).",
         f"{len(printed) - outside} of {len(printed)} measured exponents lie between the exact exponents of the "
-        f"repeated update and of the free polynomial at dim {DIM} over depth 1-8; both move with the depth range, which "
-        "the paper does not print.",
+        f"repeated update and of the free polynomial at dim {DIM} over depth 1-8; both move with the depth range, "
+        "which the paper does not print.",
         "Trained linear models are not part of this table yet: the measured column is the paper's.",
     )
     draw = partial(exponent_figure, rows)
