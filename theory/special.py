@@ -172,7 +172,8 @@ def cosine_upper_tail(cosine: npt.ArrayLike, dim: int) -> FloatArray:
 
     .. math:: P(C > c) = \tfrac12 I_{1-c^2}\big(\tfrac{d-1}{2}, \tfrac12\big), \quad c \ge 0
 
-    Source: isotropic floor (beyond the paper, FINDINGS C). Raises DomainError where dim < 2 or the cosine leaves [-1, 1].
+    Source: isotropic floor (beyond the paper, FINDINGS C). Raises DomainError where dim < 2 or a cosine leaves
+    [-1, 1].
     """
     d = as_integer("dim", dim, 2)
     c = np.asarray(cosine, dtype=np.float64)
