@@ -8,6 +8,9 @@ WHEEL := build/wheel
 
 PIP_INSTALL := $(VENV_PYTHON) -m pip install -qq -c constraints.txt
 PYTEST := $(VENV_PYTHON) -m pytest -q
+# Two test workers on two cores leave no core for threads of BLAS.
+export OMP_NUM_THREADS ?= 1
+export OPENBLAS_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 export PIP_ROOT_USER_ACTION := ignore

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table as RichTable
 
+    from theory.problems import TopKTask
     from validate.tables.comparison import Progress
 
 EXIT_FAILED = 1
@@ -166,6 +167,13 @@ def exponent(
 @click.option("--dim", type=Number(), required=True, help="Input dimension.")
 @click.option("--context", type=Number(), required=True, help="Number of context tokens.")
 @click.option("--top-k", type=Number(), required=True, help="Number of tokens averaged by the target.")
+@click.option(
+    "--attention",
+    type=click.Choice(["linear", "softmax"]),
+    default="linear",
+    show_default=True,
+    help="Floor of linear attention, or mean-field floor of softmax attention with infinitely many layers.",
+)
 @click.option("--degree", type=Number(), default=8, show_default=True, help="Degree of the covariance polynomial.")
 @click.option("--rel-error", type=Number(), default=0.01, show_default=True, help="Relative standard error to reach.")
 @click.option("--seed", type=Number(), default=0, show_default=True, help="Seed of the sampled floor.")
@@ -178,6 +186,7 @@ def floor(
     dim: int,
     context: int,
     top_k: int,
+    attention: str,
     degree: int,
     rel_error: float,
     seed: int,
@@ -185,9 +194,10 @@ def floor(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Irreducible floor of linear attention on the difficult task.
+    """Irreducible floor of attention on the difficult task.
 
-    Isotropic inputs (a = 0) are exact; other spectra are sampled until the requested error.
+    Linear attention: isotropic inputs (a = 0) are exact; other spectra are sampled until the requested error.
+    Softmax attention: the best mixture of infinitely many layers, and what finite depth adds.
 
     Example:  attnlaws floor -a 0 -b 0 --dim 128 --context 1024 --top-k 2
     """
@@ -195,6 +205,9 @@ def floor(
     from validate.predictions import floor_prediction
 
     task = TopKTask(PowerLawSpectrum(input_exponent, teacher_exponent, dim), context, top_k)
+    if attention == "softmax":
+        softmax_floor(task, rel_error, seed, max_contexts, plot, as_json)
+        return
     with progress_bar("sampling contexts") as progress:
         prediction = floor_prediction(
             task, degree=degree, relative_error=rel_error, seed=seed, max_contexts=max_contexts, progress=progress
@@ -216,6 +229,51 @@ def floor(
         table.add_row(str(row["degree"]), f"{row['value']:.10g}", f"{row['stderr']:.2g}", f"{low:.7g} .. {high:.7g}")
     print_table(table)
     print_lines(prediction["status"])
+    finite = prediction.get("floor_finite_context_degree_1")
+    if finite is not None:
+        print_lines(f"Degree one in the empirical covariance of the context itself reaches {finite:.7g}.")
+
+
+def softmax_floor(
+    task: TopKTask, rel_error: float, seed: int, max_contexts: int, plot: Path | None, as_json: bool
+) -> None:
+    """The softmax branch of ``floor``: mean-field floor, its law, and the best losses at finite depth."""
+    from validate.mean_field import mean_field_floor
+
+    with progress_bar("mean-field floor") as progress:
+        found = mean_field_floor(
+            task, relative_error=rel_error, seed=seed, max_contexts=max_contexts, progress=progress
+        )
+    if plot is not None:
+        from validate.figures.predictions import mean_field_plot
+
+        write_plot(lambda: mean_field_plot(found), plot)
+    if as_json:
+        print_json({"method": "mean field", **found.to_json()})
+        return
+    from rich.table import Table
+
+    low, high = found.floor.interval().low, found.floor.interval().high
+    print_lines(
+        "Softmax attention, infinitely many layers, fixed context states (units of the label variance)",
+        f"  floor           {found.floor.value:.6g}   standard error {found.floor.stderr:.2g}, 95 % {low:.6g} .. {high:.6g}",
+        f"  dual gap        {100 * found.dual_gap:.2g} % over {found.scanned} kinds of layer",
+        f"  layers differ   A - C = {found.disagreement.value:.4g}; L layers of the best law lose (A - C)/L more",
+        f"  best one layer  {found.single_layer.value:.6g} at sharpness {found.single_type[0]:.3g}",
+    )
+    law = Table(title="the best law: layers read with u = alpha q + beta noise")
+    for name in ("alpha", "beta", "probability"):
+        law.add_column(name, justify="right")
+    for (alpha, beta), probability in zip(found.types, found.law, strict=True):
+        law.add_row(f"{alpha:.4g}", f"{beta:.4g}", f"{probability:.3f}")
+    print_table(law)
+    depths = Table(title="loss of the best law at finite depth")
+    for name in ("depth", "loss"):
+        depths.add_column(name, justify="right")
+    for depth, loss in found.best_at_depth.items():
+        depths.add_row(str(depth), f"{loss:.5g}")
+    print_table(depths)
+    print_lines(found.floor.status.value)
 
 
 @cli.command()

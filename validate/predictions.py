@@ -95,7 +95,7 @@ def floor_prediction(
     task: TopKTask, *, degree: int, relative_error: float, seed: int, max_contexts: int, progress: Progress
 ) -> dict[str, Any]:
     """Floor of the difficult task by degree: exact for isotropic inputs, else sampled to ``relative_error``."""
-    from theory.depth.loss_floor import MAX_BASIS_DEGREE, isotropic_floor
+    from theory.depth.loss_floor import MAX_BASIS_DEGREE, isotropic_empirical_floor, isotropic_floor
 
     degree = as_integer("degree", degree, 1, MAX_BASIS_DEGREE)
     seed = as_integer("seed", seed, 0, 2**64 - 1)
@@ -104,7 +104,14 @@ def floor_prediction(
         entry = {"value": exact.value, "stderr": 0.0, "interval": exact.interval().to_json()}
         floors = [{"degree": r, **entry} for r in range(1, degree + 1)]
         status = f"Exact within {exact.tolerance:.1e}; every degree has the same floor."
-        extra: dict[str, Any] = {"method": "exact", "samples": 0, "tolerance": exact.tolerance}
+        # In one dimension no degree-one form in S is known.
+        empirical = None if task.spectrum.dim == 1 else isotropic_empirical_floor(task).floor.value
+        extra: dict[str, Any] = {
+            "method": "exact",
+            "samples": 0,
+            "tolerance": exact.tolerance,
+            "floor_finite_context_degree_1": empirical,
+        }
     else:
         estimates = sampled_floors(
             task,

@@ -23,8 +23,8 @@ from sim.streams import MAX_SEED
 from theory.problems import MAX_SIZE, TopKTask, as_integer, as_real
 from theory.results import DomainError, FloatArray
 
-# Beyond these logits exponentials could leave the range of float64.
-MAX_SCALE = 300.0
+# Up to this scale no product of the exponentials of a type, at least exp(-3 * 230), is subnormal (which is slow).
+MAX_SCALE = 230.0
 CONTEXTS_PER_CHUNK = 256
 # Numbers in the tokens of one context: larger contexts would need gigabytes per chunk.
 MAX_CONTEXT_SIZE = 2**18
@@ -40,9 +40,9 @@ _Batch = tuple[FloatArray, FloatArray, FloatArray, FloatArray]
 class MeanFieldFeatures:
     r"""Means of each of m chunks of equal size for J layer types and B teachers, in units of the label variance.
 
-    types (J, 2): rows (α, β); teachers (B, dim): ω_k; target_power (m, B): T; cross (m, B, J): h; gram (m, B, J, J): G,
-    from products of independent draws of the noise; single_power (m, B, J): A, the power of one layer, with the same
-    draw in both factors. Source: depth (59)-(63) for layers drawn from a law.
+    types (J, 2): rows (α, β); teachers (B, dim): ω_k; target_power (m, B): T; cross (m, B, J): h; gram
+    (m, B, J, J): G, from products of independent draws of the noise; single_power (m, B, J): A, the power of one
+    layer, with the same draw in both factors. Source: depth (59)-(63) for layers drawn from a law.
     """
 
     contexts_per_chunk: int
@@ -129,7 +129,7 @@ def mean_field_features(
 ) -> MeanFieldFeatures:
     """Features of ``types`` from ``chunks`` >= 2 chunks of `CONTEXTS_PER_CHUNK` contexts.
 
-    types (J, 2): rows (α, β) in [0, 300]; teachers (B, dim): ω_k of several teachers on the same inputs, by default
+    types (J, 2): rows (α, β) in [0, 230]; teachers (B, dim): ω_k of several teachers on the same inputs, by default
     that of the task. The contexts depend on the inputs, seed and name alone, so features of other types are of the
     same contexts; same bits for any number of workers. Source: depth (59)-(63).
     Raises DomainError for arguments outside these ranges.
@@ -261,7 +261,13 @@ def _draw_chunks(
     # Inputs of other spectra, contexts or top_k get independent streams; teachers share theirs.
     shape = f"{task.spectrum.input_variances().tolist()} {task.context} {task.top_k}"
     return draw_until(
-        draw, error_ratio, seed=seed, name=f"{name} {shape}", max_chunks=max_chunks, workers=workers, progress=progress
+        draw,
+        error_ratio,
+        seed=seed,
+        name=f"{name} {shape}",
+        max_chunks=max_chunks,
+        workers=workers,
+        progress=progress,
     )
 
 
@@ -282,7 +288,9 @@ def _checked_types(types: FloatArray) -> tuple[FloatArray, np.ndarray[tuple[int]
     if rows.ndim != 2 or rows.shape[1] != 2 or not 1 <= len(rows) <= MAX_TYPES:
         raise DomainError(f"types must have shape (J, 2) with J from 1 to {MAX_TYPES}, got {rows.shape}")
     if not ((rows >= 0) & (rows <= MAX_SCALE)).all():
-        raise DomainError(f"types must lie in [0, {MAX_SCALE:g}], got {rows[~((rows >= 0) & (rows <= MAX_SCALE))][0]}")
+        raise DomainError(
+            f"types must lie in [0, {MAX_SCALE:g}], got {rows[~((rows >= 0) & (rows <= MAX_SCALE))][0]}"
+        )
     return rows, np.lexsort((rows[:, 0], rows[:, 1]))
 
 

@@ -79,6 +79,22 @@ def test_exponent_modes_and_plot(capsys, tmp_path):
     assert "normalised loss" in run(capsys, *arguments)[1]
 
 
+def test_softmax_floor(capsys, tmp_path, monkeypatch):
+    from validate import mean_field
+
+    monkeypatch.setitem(mean_field.PROFILES, "quick", mean_field.Effort(0.05, 3, 5, 1))
+    path = tmp_path / "floor.svg"
+    small = ["floor", "-a", "0", "-b", "0", "--dim", "3", "--context", "6", "--top-k", "2", "--attention", "softmax"]
+    status, out, _ = run(capsys, *small, "--rel-error", "0.05", "--plot", str(path), "--json")
+    content = json.loads(out)
+    assert status == 0
+    assert content["method"] == "mean field"
+    assert 0 < content["value"] < content["single_layer"]["loss"]["value"]
+    assert sum(kind["probability"] for kind in content["law"]) == pytest.approx(1)
+    assert "mean-field floor" in path.read_text()
+    assert "best one layer" in run(capsys, *small, "--rel-error", "0.05")[1]
+
+
 def test_floor_plot(capsys, tmp_path):
     path = tmp_path / "floor.png"
     assert run(capsys, *FLOOR, "-a", "0", "--plot", str(path))[0] == 0
@@ -101,6 +117,7 @@ def test_isotropic_floor_json(capsys):
     assert status == 0
     assert {"value", "stderr", "interval", "degree", "samples", "floors_by_degree"} <= set(content)
     assert content["value"] == pytest.approx(59.3802, abs=5e-5)
+    assert content["floor_finite_context_degree_1"] < content["value"]
     assert content["interval"]["low"] <= content["value"] <= content["interval"]["high"]
 
 

@@ -284,10 +284,32 @@ def evaluate_all(claims: Iterable[Claim]) -> Iterator[Outcome]:
 
 def load_ledger() -> Ledger:
     """The ledger with every claim entered, in the order of the papers."""
-    from validate.claims.depth import covariance_polynomial, references
+    from validate.claims.depth import (
+        beyond,
+        context_update,
+        covariance_polynomial,
+        fits,
+        layer_ensemble,
+        loss_floor,
+        mode_superposition,
+        references,
+        setup,
+        tables,
+    )
 
     merged = Ledger()
-    for module in (covariance_polynomial, references):
+    for module in (
+        setup,
+        covariance_polynomial,
+        references,
+        loss_floor,
+        mode_superposition,
+        layer_ensemble,
+        context_update,
+        fits,
+        tables,
+        beyond,
+    ):
         merged.claims.update(module.LEDGER.claims)
     return merged
 

@@ -11,6 +11,8 @@ from validate.figures.comparison import PAPER, SAMPLED, THEORY, TRAINED, new_fig
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from validate.mean_field import MeanFieldFloor
+
 
 def exponent_plot(prediction: dict[str, Any]) -> Figure:
     """Risk against depth for the two families, on logarithmic axes; a risk of zero cannot be drawn and is counted."""
@@ -52,6 +54,24 @@ def floor_plot(prediction: dict[str, Any]) -> Figure:
     axes.set_xlabel("degree of the covariance polynomial")
     axes.set_ylabel("loss floor")
     axes.set_xticks(degrees)
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def mean_field_plot(found: MeanFieldFloor) -> Figure:
+    """Loss of the best law at finite depth above the mean-field floor, on logarithmic axes."""
+    figure, axes = new_figure(6.4, 4.2)
+    depths = np.array(list(found.best_at_depth), dtype=float)
+    losses = np.array(list(found.best_at_depth.values()))
+    axes.plot(depths, losses, "o-", color=SAMPLED, ms=4, label="best law of L independent layers")
+    axes.plot(depths, found.risk(depths), "--", color=THEORY, label="best law of infinite depth: R + (A - C)/L")
+    interval = found.floor.interval()
+    axes.axhspan(interval.low, interval.high, color=PAPER, alpha=0.4, lw=0, label="mean-field floor, 95 %")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("depth L")
+    axes.set_ylabel("loss")
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     return figure

@@ -1,7 +1,7 @@
 """One chunk of contexts of the difficult task, read by softmax layers with noisy queries, averaged over the noise.
 
-A layer reads with logits ``alpha c_i + beta e_i``: c_i is the cosine of token i with the query and e_i its cosine with
-a random unit vector eta orthogonal to the query. The exponential factorises, so all layers of one beta share the
+A layer reads with logits ``alpha c_i + beta e_i``: c_i is the cosine of token i with the query and e_i its cosine
+with a random unit vector eta orthogonal to the query. The exponential factorises, so all layers of one beta share the
 exponentials of the noise. Each context comes with two independent sets of noise vectors, and products are taken
 between the averages over one set and over the other: the noise biases no product. Source: depth (10), (57)-(63).
 """

@@ -1,0 +1,128 @@
+"""Moments of softmax weights against quadrature at context 2 and 3, Stein identities, symmetries and node doubling."""
+
+import mpmath
+import numpy as np
+import pytest
+
+from theory.multihead import attention_moments
+from theory.multihead.attention_moments import single_slope_moments, slope_pair_moments
+from theory.results import PrecisionError
+
+SLOPES = [(0.1, -0.1), (0.7, 1.9), (1.5, -0.4), (3.0, 2.5), (3.0, -3.0), (6.0, 0.2), (0.0, 1.0)]
+
+
+def one(value):
+    return np.array([float(value)])
+
+
+def two_tokens(a, b):
+    """Context 2 by one integral over the difference of the scores: p_1 = 1/(1 + exp(-a (z_1 - z_2)))."""
+    with mpmath.workdps(25):
+        normal = lambda x: mpmath.exp(-x * x / 2) / mpmath.sqrt(2 * mpmath.pi)  # noqa: E731
+        half = lambda s, x: 1 / (1 + mpmath.exp(-s * mpmath.sqrt(2) * x)) - mpmath.mpf(1) / 2  # noqa: E731
+        points = [-14, -6, -2, 0, 2, 6, 14]
+        # z_1,2 = (y ± x)/sqrt 2: p·z = y/sqrt 2 + sqrt 2 x h(x), p·q = 1/2 + 2 h_a h_b.
+        f3 = mpmath.mpf(1) / 2 + 2 * mpmath.quad(lambda x: half(a, x) * half(b, x) * normal(x), points)
+        f2 = mpmath.mpf(1) / 2 + 2 * mpmath.quad(lambda x: x * x * half(a, x) * half(b, x) * normal(x), points)
+        return float(f2), float(f3)
+
+
+def three_tokens(a, b):
+    """Context 3 by Gauss-Hermite in all three scores; good for gentle slopes."""
+    x, w = np.polynomial.hermite_e.hermegauss(60)
+    z = np.array(np.meshgrid(x, x, x, indexing="ij")).reshape(3, -1)
+    weight = np.einsum("i,j,k->ijk", w, w, w).ravel() / (2 * np.pi) ** 1.5
+    p, q = (np.exp(s * z) / np.exp(s * z).sum(axis=0) for s in (a, b))
+    return weight @ ((p * z).sum(0) * (q * z).sum(0)), weight @ (p * q).sum(0)
+
+
+@pytest.mark.parametrize(("a", "b"), SLOPES)
+def test_context_two_is_one_integral(a, b):
+    f2, f3 = slope_pair_moments(one(a), one(b), 2)[:, 0, 0]
+    expected = two_tokens(a, b)
+    # The stated error, 1e-12 of 1 + |f|.
+    assert f2 == pytest.approx(expected[0], abs=1e-12 * (1 + abs(expected[0])))
+    assert f3 == pytest.approx(expected[1], abs=1e-12 * (1 + abs(expected[1])))
+
+
+@pytest.mark.parametrize(("a", "b"), [(0.3, -0.3), (0.5, 0.4), (0.2, 0.6)])
+def test_context_three_by_hermite_rules(a, b):
+    # Gauss-Hermite with 60 nodes has itself 1e-11 at these slopes.
+    np.testing.assert_allclose(slope_pair_moments(one(a), one(b), 3)[:, 0, 0], three_tokens(a, b), atol=1e-11)
+
+
+@pytest.mark.parametrize("context", [2, 3, 40, 1000, 100_000])
+@pytest.mark.parametrize(("a", "b"), SLOPES)
+def test_halving_all_steps_changes_nothing(context, a, b):
+    base = slope_pair_moments(one(a), one(b), context)[:, 0, 0]
+    fine = slope_pair_moments(one(a), one(b), context, 0, 2.0)[:, 0, 0]
+    assert np.abs(base - fine).max() <= 2e-12 * (1 + np.abs(fine).max())
+
+
+@pytest.mark.parametrize("context", [1, 2, 40, 5000])
+def test_single_and_pair_formulas_agree_at_equal_slopes(context):
+    a = np.array([-2.0, 0.1, 0.9, 2.5])
+    single = single_slope_moments(a, context, 2)
+    pair = slope_pair_moments(a, a, context, 2)
+    np.testing.assert_allclose(single[:, 0], pair[:, 0], rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(single[:, 1], pair[:, 1] + pair[:, 2], rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(single[:, 2], pair[:, 3] + 2 * pair[:, 4] + pair[:, 5], rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("context", [2, 7, 40])
+def test_derivatives_are_those_of_the_values(context):
+    a, b, h = np.array([0.3, 1.2, -2.0]), np.array([-0.5, 1.0, 1.5]), 1e-4
+    full = slope_pair_moments(a, b, context, 2)
+    first = lambda x, y: slope_pair_moments(x, y, context, 1)  # noqa: E731
+    by_a, by_b = (first(a + h, b) - first(a - h, b)) / (2 * h), (first(a, b + h) - first(a, b - h)) / (2 * h)
+    # Central differences err by h²/6 times a third derivative of order 10.
+    np.testing.assert_allclose(full[:, 1:3], np.stack([by_a[:, 0], by_b[:, 0]], axis=1), atol=1e-7)
+    np.testing.assert_allclose(full[:, 3:], np.stack([by_a[:, 1], by_a[:, 2], by_b[:, 2]], axis=1), atol=1e-7)
+
+
+def test_symmetries():
+    a, b = np.array([0.4, 1.7, -1.0]), np.array([1.1, -0.6, -2.0])
+    base = slope_pair_moments(a, b, 17)
+    np.testing.assert_allclose(slope_pair_moments(b, a, 17), base, rtol=1e-12)
+    np.testing.assert_allclose(slope_pair_moments(-a, -b, 17), base, rtol=1e-12)
+
+
+def test_zero_slope_is_the_plain_mean():
+    f2, f3 = slope_pair_moments(one(0), one(0), 9)[:, 0, 0]
+    assert f2 == pytest.approx(1 / 9, rel=1e-13)
+    assert f3 == pytest.approx(1 / 9, rel=1e-13)
+
+
+def test_large_context_expansion():
+    # f3 = e^{ab}/L, f2 = ab + (e^{ab}(1+ab) - ab(e^{aa} + e^{bb}))/L, each up to a relative 1/L.
+    a, b, L = 0.6, -0.8, 100_000
+    f2, f3 = slope_pair_moments(one(a), one(b), L)[:, 0, 0]
+    assert f3 * L == pytest.approx(np.exp(a * b), rel=10 / L)
+    first = np.exp(a * b) * (1 + a * b) - a * b * (np.exp(a * a) + np.exp(b * b))
+    assert (f2 - a * b) * L == pytest.approx(first, abs=10 / L)
+
+
+def test_monte_carlo():
+    rng = np.random.default_rng(7)
+    a, b, L = 1.3, -0.7, 12
+    z = rng.standard_normal((200_000, L))
+    p, q = (np.exp(s * z) / np.exp(s * z).sum(axis=1, keepdims=True) for s in (a, b))
+    samples = np.array([(p * z).sum(1) * (q * z).sum(1), (p * q).sum(1)])
+    error = samples.std(axis=1) / np.sqrt(samples.shape[1])
+    # Two normal deviates beyond 5 once in 10^6 seeds.
+    z_scores = (samples.mean(axis=1) - slope_pair_moments(one(a), one(b), L)[:, 0, 0]) / error
+    assert np.abs(z_scores).max() < 5
+
+
+def test_batches_cover_everything_once(monkeypatch):
+    a = np.linspace(-3, 3, 37)
+    whole = slope_pair_moments(a, 0.5 * a + 0.1, 40)
+    monkeypatch.setattr(attention_moments, "_BATCH_ELEMENTS", 6000)
+    np.testing.assert_allclose(slope_pair_moments(a, 0.5 * a + 0.1, 40), whole, rtol=1e-11, atol=1e-13)
+
+
+def test_slopes_beyond_the_grid_are_refused():
+    with pytest.raises(PrecisionError, match="omega times the length of the query"):
+        single_slope_moments(one(attention_moments.MAX_SLOPE * 1.01), 40)
+    with pytest.raises(PrecisionError, match="got 1e"):
+        slope_pair_moments(one(0.1), one(-1e6), 40)

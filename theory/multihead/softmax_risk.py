@@ -1,0 +1,537 @@
+r"""The exact population risk of multi-head softmax attention, at any number of heads, dimension and context.
+
+The predictor (3.2) sees the tokens through their scores :math:`z_\ell = x_\ell^\top x_q/r`, r = \|x_q\| ~ χ_d. With
+the f's of `attention_moments` and κ = (d-1)/d + σ²,
+
+.. math:: \mathcal L(\omega,\mu) = 1 + \sigma^2 - 2\sum_h\mu_h c(\omega_h) + \sum_{hk}\mu_h\mu_k K(\omega_h,\omega_k),
+          \quad c(\omega) = \tfrac1d E[r f_1(\omega r)], \quad
+          K(\omega,\omega') = E\big[\tfrac1d f_2(\omega r,\omega' r) + \kappa f_3(\omega r,\omega' r)\big].
+
+Beyond the paper, which approximates this loss by (4.1). Risks are against the noisy label, as in (2.5); the tokens are
+isotropic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import gammainccinv, gammaincinv, gammaln
+
+from theory.multihead.attention_moments import single_slope_moments, slope_pair_moments
+from theory.problems import RegressionTask, as_integer
+from theory.results import Certified, DomainError, FloatArray, IntArray, PrecisionError
+
+# Lengths of the query beyond which less than this probability lies.
+_LENGTH_TAIL = 1e-18
+# Nodes in the length of the query: while |omega| stays below the limit this many hold 1e-13 (checked by doubling).
+_LAGUERRE_NODES = ((0.15, 12), (0.3, 22))
+_LEGENDRE_NODES = ((0.6, 44), (1.2, 60), (np.inf, 80))
+# Every node contributes its moments to this accuracy of the whole, with steps from these multiples of the finest.
+_NODE_ACCURACY = 1e-16
+_TIERS = (1.0, 0.85, 0.7, 0.55, 0.4)
+# The tolerance compares with a grid coarser by this factor, whose error is far larger than the reported value's.
+_COARSE = 0.75
+# Rounding of the moments, relative to the sum of absolute terms of the risk.
+_ROUNDING = 1e-13
+# Below this ratio to the largest, eigenvalues of the quadratic form are lost in the error of its entries.
+_SINGULAR = 1e-11
+
+
+@dataclass(frozen=True, slots=True)
+class RiskCoefficients:
+    r"""The risk as a quadratic in μ: :math:`\sigma^2 + 1 - 2c^\top\mu + \mu^\top K\mu`.
+
+    omega: shape (h,); linear: c, shape (h,); quadratic: K, shape (h, h); then their derivatives, where asked for:
+    linear_1, linear_2: c', c'' per head; diagonal_1, diagonal_2: total derivatives of K(ω, ω) per head; row_1, row_2:
+    ∂K(ω_h, ω_k)/∂ω_h and its second, with h ≠ k, zero on the diagonal; mixed: ∂²K/∂ω_h∂ω_k, zero on the diagonal.
+    """
+
+    omega: FloatArray
+    linear: FloatArray
+    quadratic: FloatArray
+    linear_1: FloatArray
+    linear_2: FloatArray
+    diagonal_1: FloatArray
+    diagonal_2: FloatArray
+    row_1: FloatArray
+    row_2: FloatArray
+    mixed: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class RiskDerivatives:
+    """Value, gradient, shape (2h,), and Hessian, shape (2h, 2h), of the risk in (omega, mu) stacked."""
+
+    value: float
+    gradient: FloatArray
+    hessian: FloatArray
+
+
+def query_length_rule(dim: int, largest_omega: float, fineness: float = 1.0) -> tuple[FloatArray, FloatArray]:
+    r"""Nodes r and weights, shape (n,) each, of a mean over the length of a standard normal query, r ~ χ_d.
+
+    Generalised Gauss-Laguerre in r²/2 where the softmax is nearly linear; else Gauss-Legendre in r, because the
+    softmax then bends at r ~ 1/ω, where Laguerre nodes are sparse. dim: d >= 1; largest_omega: of the heads' \|ω\|.
+    Source: beyond the paper, FINDINGS D.
+    """
+    for limit, count in _LAGUERRE_NODES:
+        if largest_omega <= limit:
+            return _laguerre_lengths(dim, int(np.ceil(count * fineness)))
+    count = next(n for limit, n in _LEGENDRE_NODES if largest_omega <= limit)
+    low = np.sqrt(2 * gammaincinv(dim / 2, _LENGTH_TAIL))
+    high = np.sqrt(2 * gammainccinv(dim / 2, _LENGTH_TAIL))
+    x, weight = np.polynomial.legendre.leggauss(int(np.ceil(count * fineness)))
+    r = low + (high - low) * (1 + x) / 2
+    log_density = (dim - 1) * np.log(r) - r * r / 2 - gammaln(dim / 2)
+    weight = weight * np.exp(log_density - log_density.max())
+    return r, weight / weight.sum()
+
+
+def _laguerre_lengths(dim: int, count: int) -> tuple[FloatArray, FloatArray]:
+    """Golub-Welsch: eigenvalues of the Jacobi matrix, and the first components of its eigenvectors."""
+    from scipy.linalg import eigh_tridiagonal
+
+    k = np.arange(count)
+    alpha = dim / 2 - 1
+    x, vectors = eigh_tridiagonal(2 * k + 1 + alpha, np.sqrt(k[1:] * (k[1:] + alpha)))
+    return np.sqrt(2 * x), vectors[0] ** 2
+
+
+def softmax_risk(task: RegressionTask, omega: npt.ArrayLike, mu: npt.ArrayLike) -> Certified:
+    r"""Exact population risk :math:`\mathcal L(\omega, \mu)` of one model, with the tolerance that it was computed to.
+
+    omega, mu: one number per head, shape (h,), any h >= 1. The tolerance is the distance to a coarser grid plus
+    rounding, which grows with \|μ\|² where heads cancel. Exact limits: 1 + σ² + \|Σμ\|²(1+σ²)/L as ω → 0.
+    Source: beyond the paper, FINDINGS D; multihead (2.5) with (3.2). Raises DomainError where the covariance is not
+    the identity or shapes differ, PrecisionError where \|ω\| \|x_q\| leaves the range of the quadrature.
+    """
+    w, m = _heads(omega, mu)
+    if w.ndim != 1:
+        raise DomainError(f"omega must hold one number per head, got shape {w.shape}; see softmax_risks for grids")
+    value, fine = _risk(task, w[np.newaxis], m[np.newaxis], 1.0)
+    coarse, _ = _risk(task, w[np.newaxis], m[np.newaxis], _COARSE)
+    return Certified(value[0], abs(value[0] - coarse[0]) + _ROUNDING * fine[0])
+
+
+def softmax_risks(task: RegressionTask, omega: npt.ArrayLike, mu: npt.ArrayLike) -> FloatArray:
+    r"""Exact risks over grids: omega and mu broadcast to shape (..., h); returns shape (...).
+
+    Each distinct pair of ω's is integrated once, however many models share it. Error 1e-12 of
+    :math:`\sum_{hk}|\mu_hK_{hk}\mu_k|`. Source: as `softmax_risk`.
+    """
+    w, m = np.broadcast_arrays(*_heads(omega, mu))
+    shape, heads = w.shape[:-1], w.shape[-1]
+    return _risk(task, w.reshape(-1, heads), m.reshape(-1, heads), 1.0)[0].reshape(shape)
+
+
+def _heads(omega: npt.ArrayLike, mu: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
+    w, m = np.asarray(omega, dtype=np.float64), np.asarray(mu, dtype=np.float64)
+    if w.ndim == 0 or m.ndim == 0 or w.shape[-1] != m.shape[-1] or w.shape[-1] == 0:
+        raise DomainError(f"omega and mu must hold one number per head each, got shapes {w.shape} and {m.shape}")
+    for name, values in (("omega", w), ("mu", m)):
+        if not np.isfinite(values).all():
+            raise DomainError(f"{name} must be finite, got {float(values[~np.isfinite(values)][0])!r}")
+    return w, m
+
+
+def _check_isotropic(task: RegressionTask) -> None:
+    if task.covariance is not None:
+        raise DomainError("covariance must be None (isotropic tokens) for the exact softmax risk, got a matrix")
+
+
+def _risk(task: RegressionTask, omega: FloatArray, mu: FloatArray, fineness: float) -> tuple[FloatArray, FloatArray]:
+    """Risks of models omega, mu, shape (n, h) each, and the sums of the absolute terms that make them up."""
+    _check_isotropic(task)
+    n, heads = omega.shape
+    r, weight = query_length_rule(task.dim, float(np.abs(omega).max()), fineness)
+    kernel, linear = _single_kernel(task, np.abs(omega), r, weight, 0, fineness)
+    total = 1 + task.noise - 2 * np.sum(mu * np.sign(omega) * linear[0], axis=1) + np.sum(mu**2 * kernel[0], axis=1)
+    size = 1 + task.noise + np.sum(mu**2 * kernel[0], axis=1)
+    first, second = np.triu_indices(heads, 1)
+    if first.size:
+        pairs = _distinct_pairs(omega[:, first], omega[:, second])
+        values = _pair_kernel(task, pairs[0], pairs[1], r, weight, 0, fineness)[0][pairs[2]].reshape(n, -1)
+        terms = 2 * mu[:, first] * mu[:, second] * values
+        total, size = total + terms.sum(axis=1), size + np.abs(terms).sum(axis=1)
+    return total, size
+
+
+def _distinct_pairs(left: FloatArray, right: FloatArray) -> tuple[FloatArray, FloatArray, npt.NDArray[np.intp]]:
+    """Distinct unordered pairs up to a common sign, under which K is invariant, and where each pair is found."""
+    a, b = left.ravel(), right.ravel()
+    swap = np.abs(a) > np.abs(b)
+    small, large = np.where(swap, b, a), np.where(swap, a, b)
+    flip = np.where(large < 0, -1.0, 1.0)
+    canonical, inverse = np.unique(np.stack([small * flip, large * flip], axis=1), axis=0, return_inverse=True)
+    return canonical[:, 0], canonical[:, 1], np.asarray(inverse).ravel()
+
+
+def _single_kernel(
+    task: RegressionTask, omega: FloatArray, r: FloatArray, weight: FloatArray, order: int, fineness: float
+) -> tuple[list[FloatArray], list[FloatArray]]:
+    """K(ω, ω) and c(ω) with their derivatives in ω, for an array of ω's."""
+    distinct, inverse = np.unique(omega, return_inverse=True)
+    inverse = np.asarray(inverse).reshape(omega.shape)
+    a = np.multiply.outer(distinct, r)
+    f2, f3 = np.empty((2, order + 1, *a.shape))
+    for nodes, relative in _tiers(weight):
+        part = single_slope_moments(a[:, nodes].ravel(), task.context, order, relative * fineness)
+        f2[:, :, nodes], f3[:, :, nodes] = part.reshape(2, order + 1, distinct.size, nodes.size)
+    d = task.dim
+    kernel = [((f2[n] / d + _kappa(task) * f3[n]) * r**n) @ weight for n in range(order + 1)]
+    f1 = [a * (1 - f3[0])]
+    if order > 0:
+        f1.append(1 - f3[0] - a * f3[1])
+    if order > 1:
+        f1.append(-2 * f3[1] - a * f3[2])
+    linear = [(f * r ** (n + 1)) @ weight / d for n, f in enumerate(f1)]
+    return [k[inverse] for k in kernel], [c[inverse] for c in linear]
+
+
+def _pair_kernel(
+    task: RegressionTask,
+    left: FloatArray,
+    right: FloatArray,
+    r: FloatArray,
+    weight: FloatArray,
+    order: int,
+    fineness: float,
+) -> list[FloatArray]:
+    """K(ω, ω') and its partial derivatives, in the order of `slope_pair_moments`, shape (n,) each."""
+    a, b = np.multiply.outer(left, r), np.multiply.outer(right, r)
+    size = (1, 3, 6)[order]
+    f2, f3 = np.empty((2, size, *a.shape))
+    for nodes, relative in _tiers(weight):
+        part = slope_pair_moments(a[:, nodes].ravel(), b[:, nodes].ravel(), task.context, order, relative * fineness)
+        f2[:, :, nodes], f3[:, :, nodes] = part.reshape(2, size, left.size, nodes.size)
+    powers = (0, 1, 1, 2, 2, 2)[:size]
+    return [((x / task.dim + _kappa(task) * y) * r**n) @ weight for n, x, y in zip(powers, f2, f3, strict=True)]
+
+
+def _tiers(weight: FloatArray) -> Iterator[tuple[IntArray, float]]:
+    """Nodes by weight, with the fineness each needs: half the steps square the error, so light nodes need less."""
+    relative = np.clip(1 - np.log10(np.maximum(weight, 1e-300)) / np.log10(_NODE_ACCURACY), _TIERS[-1], 1)
+    tier = np.searchsorted(-np.array(_TIERS), -relative, side="right") - 1
+    for number in np.unique(tier):
+        yield np.flatnonzero(tier == number), _TIERS[number]
+
+
+def _kappa(task: RegressionTask) -> float:
+    return (task.dim - 1) / task.dim + task.noise
+
+
+def risk_coefficients(
+    task: RegressionTask, omega: npt.ArrayLike, order: int = 0, fineness: float = 1.0
+) -> RiskCoefficients:
+    r"""Coefficients c and K of the heads ``omega``, shape (h,), with derivatives in ω up to ``order`` (0, 1 or 2).
+
+    Derivatives beyond ``order`` are zero arrays. fineness: divides the steps of all quadratures, to check them.
+    Source: beyond the paper, FINDINGS D. Raises DomainError where the covariance is not the identity.
+    """
+    w, _ = _heads(omega, omega)
+    _check_isotropic(task)
+    heads = w.size
+    r, weight = query_length_rule(task.dim, float(np.abs(w).max()), fineness)
+    kernel, linear = _single_kernel(task, w, r, weight, order, fineness)
+    kernel += [np.zeros(heads)] * (2 - order)
+    linear += [np.zeros(heads)] * (2 - order)
+    first, second = np.triu_indices(heads, 1)
+    pair = _pair_kernel(task, w[first], w[second], r, weight, order, fineness)
+    pair += [np.zeros(first.size)] * (6 - len(pair))
+    quadratic, row_1, row_2, mixed = (np.zeros((heads, heads)) for _ in range(4))
+    for matrix, upper, lower in ((quadratic, 0, 0), (row_1, 1, 2), (row_2, 3, 5), (mixed, 4, 4)):
+        matrix[first, second], matrix[second, first] = pair[upper], pair[lower]
+    np.fill_diagonal(quadratic, kernel[0])
+    return RiskCoefficients(w, linear[0], quadratic, linear[1], linear[2], kernel[1], kernel[2], row_1, row_2, mixed)
+
+
+def risk_derivatives(task: RegressionTask, omega: npt.ArrayLike, mu: npt.ArrayLike) -> RiskDerivatives:
+    r"""Exact risk with its gradient and Hessian in (ω, μ), stacked in this order, for one model of h heads.
+
+    omega, mu: shape (h,). Source: beyond the paper, FINDINGS D. Errors as in `softmax_risk`.
+    """
+    w, m = _heads(omega, mu)
+    return assemble_derivatives(task, risk_coefficients(task, w, 2), m)
+
+
+def assemble_derivatives(task: RegressionTask, coefficients: RiskCoefficients, mu: FloatArray) -> RiskDerivatives:
+    r"""Risk, gradient and Hessian at ``mu`` from coefficients with derivatives of order 2.
+
+    mu: shape (h,). Source: derivatives of the quadratic form in `RiskCoefficients`, FINDINGS D.
+    """
+    q, m, h = coefficients, mu, mu.size
+    value = 1 + task.noise - 2 * q.linear @ m + m @ q.quadratic @ m
+    slope = q.row_1 @ m
+    by_omega = -2 * m * q.linear_1 + m**2 * q.diagonal_1 + 2 * m * slope
+    by_mu = -2 * q.linear + 2 * q.quadratic @ m
+    hessian = np.zeros((2 * h, 2 * h))
+    curvature = -2 * m * q.linear_2 + m**2 * q.diagonal_2 + 2 * m * (q.row_2 @ m)
+    hessian[:h, :h] = 2 * np.outer(m, m) * q.mixed + np.diag(curvature)
+    cross = 2 * m[:, np.newaxis] * q.row_1 + np.diag(-2 * q.linear_1 + 2 * m * q.diagonal_1 + 2 * slope)
+    hessian[:h, h:], hessian[h:, :h] = cross, cross.T
+    hessian[h:, h:] = 2 * q.quadratic
+    return RiskDerivatives(float(value), np.concatenate([by_omega, by_mu]), hessian)
+
+
+def optimal_mu(task: RegressionTask, omega: npt.ArrayLike) -> tuple[FloatArray, Certified]:
+    r"""The μ with the least exact risk at given ω, :math:`\mu = K^{-1}c`, and that risk, :math:`1+\sigma^2-c^\top\mu`.
+
+    omega: shape (h,). Heads of equal ω share their weight equally. Source: beyond the paper, FINDINGS D; compare
+    (4.6). Raises PrecisionError where distinct ω's are so close that K is singular to its own error: see
+    `merged_risk` for the limit.
+    """
+    w, _ = _heads(omega, omega)
+    if w.ndim != 1:
+        raise DomainError(f"omega must hold one number per head, got shape {w.shape}")
+    distinct, inverse, counts = np.unique(w, return_inverse=True, return_counts=True)
+    coefficients = risk_coefficients(task, distinct)
+    mu = _solve_mu(coefficients.quadratic, coefficients.linear)
+    spread = (mu / counts)[np.asarray(inverse).ravel()]
+    return spread, softmax_risk(task, w, spread)
+
+
+def _solve_mu(quadratic: FloatArray, linear: FloatArray) -> FloatArray:
+    scale = np.sqrt(np.diag(quadratic))
+    values = np.linalg.eigvalsh(quadratic / np.outer(scale, scale))
+    if values[0] <= _SINGULAR * values[-1]:
+        raise PrecisionError(
+            "the heads' omegas are too close for their weights to be told apart: "
+            f"the quadratic form has a condition number of {values[-1] / max(values[0], 1e-300):.1e}"
+        )
+    return np.asarray(np.linalg.solve(quadratic, linear))
+
+
+def small_gamma_risk(task: RegressionTask, gamma: npt.ArrayLike) -> FloatArray:
+    r"""Exact risk of heads ±γ with the best ±μ, to order γ², shape of γ.
+
+    .. math:: 1+\sigma^2-\frac{L-1}{L}\eta^* - \frac{4(L-1)(d+2)}{L(L+d(1+\sigma^2))^2}\gamma^2 + O(\gamma^4),
+              \quad \eta^* = \frac{L}{L+d(1+\sigma^2)}
+
+    The coefficient is negative: a finite γ beats debiased gradient descent at every d and L > 1.
+    Source: beyond the paper, FINDINGS D.
+    """
+    _check_isotropic(task)
+    d, L, noise = task.dim, task.context, task.noise
+    g = np.asarray(gamma, dtype=np.float64)
+    total = L + d * (1 + noise)
+    return np.asarray(1 + noise - (L - 1) / total - 4 * (L - 1) * (d + 2) / (L * total**2) * g * g)
+
+
+@dataclass(frozen=True, slots=True)
+class MergedModel:
+    r"""A limit of softmax heads in which a pair merges, :math:`\mu\,p(\omega_0) + \nu\,p'(\omega_0)`, with plain heads.
+
+    omega: plain heads then ω₀, shape (k + 1,); mu: their weights; slope_weight: ν, the limit of (μ_1 - μ_2)s/2 for
+    heads ω₀ ± s/2; risk: exact, with the best weights.
+    """
+
+    omega: FloatArray
+    mu: FloatArray
+    slope_weight: float
+    risk: float
+
+
+def merged_risk(task: RegressionTask, plain: npt.ArrayLike, merged: float, fineness: float = 1.0) -> MergedModel:
+    r"""Least exact risk of plain heads with one pair merged at ω₀, in the limit where its μ's tend to ±∞.
+
+    plain: ω of the plain heads, shape (k,), k >= 0; merged: ω₀. At ω₀ = 0 the pair is debiased gradient descent.
+    Exact: the merged pair's moments are the derivatives of K and c. Source: beyond the paper.
+    """
+    _check_isotropic(task)
+    w = np.append(np.asarray(plain, dtype=np.float64), merged)
+    k = w.size - 1
+    r, weight = query_length_rule(task.dim, float(np.abs(w).max()), fineness)
+    own, linear_plain = _single_kernel(task, w, r, weight, 0, fineness)
+    _, linear_merged = _single_kernel(task, w[k:], r, weight, 1, fineness)
+    pair = _pair_kernel(task, w[k:], w[k:], r, weight, 2, fineness)
+    K = np.zeros((k + 2, k + 2))
+    first, second = np.triu_indices(k, 1)
+    if first.size:
+        K[first, second] = _pair_kernel(task, w[first], w[second], r, weight, 0, fineness)[0]
+    if k:
+        mixed = _pair_kernel(task, w[:k], np.full(k, merged), r, weight, 1, fineness)
+        K[:k, k], K[:k, k + 1] = mixed[0], mixed[2]
+    K[k, k + 1] = pair[1][0]
+    K = K + K.T
+    np.fill_diagonal(K, [*own[0], pair[4][0]])
+    c = np.array([*linear_plain[0], linear_merged[1][0]])
+    weights = _solve_mu(K, c)
+    return MergedModel(w, weights[:-1], float(weights[-1]), float(1 + task.noise - c @ weights))
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxOptimum:
+    r"""The best heads found, with a certificate of stationarity.
+
+    attained: whether the infimum is a finite model (one or two heads) or a limit in which a pair merges (three or
+    four). omega, mu: of the model, shape (h,); of a limit, plain heads then ω₀, and ``slope_weight`` as in
+    `MergedModel`, else 0. risk: exact. gradient_norm: of the risk profiled over μ, in the free ω's. curvatures: the
+    eigenvalues of its Hessian, positive at a strict minimum. separation: for a limit, the second difference of the risk
+    in the pair's distance, positive where merging is best; else 0.
+    """
+
+    attained: bool
+    omega: FloatArray
+    mu: FloatArray
+    slope_weight: float
+    risk: Certified
+    gradient_norm: float
+    curvatures: FloatArray
+    separation: float
+
+
+# The search starts from these multiples of 1/sqrt(d).
+_START_ONE = 1.1
+_START_TWO = 0.16
+_STEEP_STARTS = (2.0, 3.0, 4.0, 6.0)
+# Grids are coarser by this factor while searching; the end is polished on the full grid.
+_SEARCH_FINENESS = 0.6
+_NEWTON_STEPS = 40
+# Newton stops at this relative step, which it still takes; its next one would be lost in the error of the moments.
+_STATIONARY = 1e-6
+# Differences for limits, in multiples of 1/sqrt(d): their error is the square.
+_DIFFERENCE = 5e-3
+_SEPARATION = 0.1
+
+
+def optimum(task: RegressionTask, heads: int) -> SoftmaxOptimum:
+    r"""The heads with the least exact risk, for 1 to 4 heads.
+
+    One head has a single minimum. Two are opposite, at a finite γ. With three or four the infimum is mostly not
+    attained: a pair merges at ω₀, with μ → ±∞, and the others are steep and light; with four, ω₀ = 0 and the steep
+    pair is opposite, so that this is debiased gradient descent with a correction. The search is over limits of that kind, and
+    from there over separate heads where pulling the pair apart helps (small contexts): a local minimum, certified as
+    such, not a proof that none is lower. Source: beyond the paper, FINDINGS D. Raises DomainError for other head
+    counts and for context 1 (where all heads are alike), PrecisionError where the search does not settle.
+    """
+    count = as_integer("heads", heads, 1, 4)
+    if task.context < 2:
+        raise DomainError("context must be at least 2 for an optimum over omega, got 1")
+    if count <= 2:
+        return _plain_optimum(task, count)
+    return _merged_optimum(task, count)
+
+
+def _plain_optimum(task: RegressionTask, count: int) -> SoftmaxOptimum:
+    """Newton's method on the risk profiled over μ, in ω of one head or in γ of two."""
+    pattern = np.array([1.0, -1.0])[:count]
+    scale = (_START_ONE, _START_TWO)[count - 1] / np.sqrt(task.dim)
+    for _ in range(_NEWTON_STEPS):
+        gradient, hessian, _ = _profiled(task, scale * pattern)
+        slope, curvature = float(pattern @ gradient), float(pattern @ hessian @ pattern)
+        # Near the origin the profile bends downwards: then go by a fixed factor.
+        step = -slope / curvature if curvature > 0 else -np.sign(slope) * scale / 2
+        scale, before = float(np.clip(scale + step, scale / 2, scale * 2)), scale
+        if abs(scale - before) <= _STATIONARY * before:
+            break
+    else:
+        raise PrecisionError(f"the optimum of {count} heads did not settle, got omega {scale:g}")
+    omega = scale * pattern
+    gradient, hessian, mu = _profiled(task, omega)
+    norm = float(np.linalg.norm(gradient))
+    return SoftmaxOptimum(True, omega, mu, 0.0, softmax_risk(task, omega, mu), norm, _eigenvalues(hessian), 0.0)
+
+
+def _eigenvalues(hessian: FloatArray) -> FloatArray:
+    return np.asarray(np.linalg.eigvalsh(hessian), dtype=np.float64)
+
+
+def _profiled(task: RegressionTask, omega: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Gradient and Hessian in ω of the risk with the best μ, and that μ."""
+    h = omega.size
+    coefficients = risk_coefficients(task, omega, 2)
+    mu = _solve_mu(coefficients.quadratic, coefficients.linear)
+    full = assemble_derivatives(task, coefficients, mu)
+    cross = full.hessian[:h, h:]
+    reduced = full.hessian[:h, :h] - cross @ np.linalg.solve(full.hessian[h:, h:], cross.T)
+    return full.gradient[:h], (reduced + reduced.T) / 2, mu
+
+
+def _merged_optimum(task: RegressionTask, count: int) -> SoftmaxOptimum:
+    """Minimise over the steep heads and ω₀, by Newton's method on differences."""
+    unit = 1 / np.sqrt(task.dim)
+
+    def risk(free: FloatArray, fineness: float) -> float:
+        return merged_risk(task, _steep(free, count)[0], _steep(free, count)[1], fineness).risk
+
+    starts = [np.array([multiple * unit, 0.0])[: 5 - count] for multiple in _STEEP_STARTS]
+    free = min(starts, key=lambda start: risk(start, _SEARCH_FINENESS))
+    for fineness in (_SEARCH_FINENESS, 1.0):
+        for _ in range(_NEWTON_STEPS):
+            gradient, hessian = _differences(partial(risk, fineness=fineness), free, _DIFFERENCE * unit)
+            step = np.asarray(-np.linalg.solve(hessian, gradient))
+            if not (_eigenvalues(hessian) > 0).all():
+                step = -gradient / np.linalg.norm(gradient) * 0.2 * unit
+            step *= min(1.0, 0.5 * unit / max(float(np.linalg.norm(step)), 1e-300))
+            free = free + step
+            if np.linalg.norm(step) <= 1e-5 * unit:
+                break
+        else:
+            raise PrecisionError(f"the optimum of {count} heads did not settle, got omega {free}")
+    plain, merged = _steep(free, count)
+    best = merged_risk(task, plain, merged)
+    coarse = merged_risk(task, plain, merged, _COARSE)
+    gradient, hessian = _differences(partial(risk, fineness=1.0), free, _DIFFERENCE * unit)
+    half = _SEPARATION * unit / 2
+    start = np.append(plain, [merged - half, merged + half])
+    apart = optimal_mu(task, start)[1].value
+    if apart < best.risk:
+        return _separate_optimum(task, start)
+    return SoftmaxOptimum(
+        False,
+        best.omega,
+        best.mu,
+        best.slope_weight,
+        Certified(best.risk, abs(best.risk - coarse.risk) + _ROUNDING),
+        float(np.linalg.norm(gradient)),
+        _eigenvalues(hessian),
+        float((apart - best.risk) / half**2),
+    )
+
+
+def _separate_optimum(task: RegressionTask, omega: FloatArray) -> SoftmaxOptimum:
+    """Newton's method on the risk profiled over μ, in all ω's, from a start where no pair wants to merge."""
+    unit = 1 / np.sqrt(task.dim)
+    for _ in range(_NEWTON_STEPS):
+        gradient, hessian, _ = _profiled(task, omega)
+        values, vectors = np.linalg.eigh(hessian)
+        # Downhill along every eigenvector, also where the profile bends down, and never far.
+        step = -vectors @ ((vectors.T @ gradient) / np.abs(values))
+        step *= min(1.0, 0.3 * unit / max(float(np.linalg.norm(step)), 1e-300))
+        omega = omega + step
+        if np.linalg.norm(step) <= _STATIONARY * unit:
+            break
+    else:
+        raise PrecisionError(f"the optimum of {omega.size} separate heads did not settle, got omega {omega}")
+    gradient, hessian, mu = _profiled(task, omega)
+    norm = float(np.linalg.norm(gradient))
+    return SoftmaxOptimum(True, omega, mu, 0.0, softmax_risk(task, omega, mu), norm, _eigenvalues(hessian), 0.0)
+
+
+def _steep(free: FloatArray, count: int) -> tuple[FloatArray, float]:
+    """Plain heads and ω₀ from the free numbers: (ω_1, ω₀) for three heads, (ω_1,) for ω_1, -ω_1 and ω₀ = 0."""
+    if count == 3:
+        return free[:1], float(free[1])
+    return np.array([free[0], -free[0]]), 0.0
+
+
+def _differences(
+    function: Callable[[FloatArray], float], x: FloatArray, step: float
+) -> tuple[FloatArray, FloatArray]:
+    """Gradient and Hessian by central differences."""
+    n = x.size
+    unit = step * np.eye(n)
+    centre = function(x)
+    plus, minus = (np.array([function(x + sign * e) for e in unit]) for sign in (1, -1))
+    gradient = (plus - minus) / (2 * step)
+    hessian = np.diag((plus + minus - 2 * centre) / step**2)
+    for i in range(n):
+        for j in range(i):
+            corner = function(x + unit[i] + unit[j]) - function(x + unit[i] - unit[j])
+            corner = corner - function(x - unit[i] + unit[j]) + function(x - unit[i] - unit[j])
+            hessian[i, j] = hessian[j, i] = corner / (4 * step**2)
+    return gradient, hessian
