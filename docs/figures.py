@@ -331,7 +331,7 @@ def solution_manifold_figure() -> Figure:
 def gradient_flow_figure() -> Figure:
     """Two heads from small values, one with the wrong sign: scales and weights over time, with the late-time law."""
     figure, axes = canvas("time", "magnitude")
-    times = np.geomspace(0.03, 1e5, 300)
+    times = np.geomspace(0.01, 1e5, 300)
     path = gradient_flow.gradient_flow(REGRESSION, (0.02, -0.01), (0.01, 0.005), times)
     axes.loglog(times, np.abs(path.mu), color=SAMPLED, lw=1.2, label=[r"$|\mu_h|$", ""])
     axes.loglog(times, np.abs(path.omega), color=TRAINED, lw=1.2, label=[r"$|\omega_h|$", ""])

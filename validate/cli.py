@@ -256,7 +256,8 @@ def softmax_floor(
     low, high = found.floor.interval().low, found.floor.interval().high
     print_lines(
         "Softmax attention, infinitely many layers, fixed context states (units of the label variance)",
-        f"  floor           {found.floor.value:.6g}   standard error {found.floor.stderr:.2g}, 95 % {low:.6g} .. {high:.6g}",
+        f"  floor           {found.floor.value:.6g}, standard error {found.floor.stderr:.2g}",
+        f"  95 % interval   {low:.6g} .. {high:.6g}",
         f"  dual gap        {100 * found.dual_gap:.2g} % over {found.scanned} kinds of layer",
         f"  layers differ   A - C = {found.disagreement.value:.4g}; L layers of the best law lose (A - C)/L more",
         f"  best one layer  {found.single_layer.value:.6g} at sharpness {found.single_type[0]:.3g}",
@@ -293,7 +294,7 @@ def verify(ids: tuple[str, ...], paper: str | None, only_list: bool, as_json: bo
     claims = load_ledger().select(ids, paper)
     if only_list:
         listed = [{"id": c.id, "title": c.title, "statement": c.statement} for c in claims]
-        print_json({"claims": listed}) if as_json else print_lines(*(f"{c.id:<24}{c.title}" for c in claims))
+        print_json({"claims": listed}) if as_json else print_lines(*(f"{c.id:<32}  {c.title}" for c in claims))
         return
     outcomes = []
     with progress_bar("checking claims") as progress:
@@ -320,7 +321,7 @@ def reproduce(names: tuple[str, ...], profile: str, out: Path, seed: int, as_jso
     """The papers' tables: paper, theory, Monte Carlo, trained models, and verdicts.
 
     Writes CSV, JSON, PNG and SVG of each table into the output folder, and ends with what differs and why. Names:
-    depth:table-1, depth:table-2, depth:table-3; all where none is given.
+    depth:table-1 to depth:table-4; all where none is given.
 
     Example:  attnlaws reproduce depth:table-3
     """

@@ -82,7 +82,7 @@ def test_exponent_modes_and_plot(capsys, tmp_path):
 def test_softmax_floor(capsys, tmp_path, monkeypatch):
     from validate import mean_field
 
-    monkeypatch.setitem(mean_field.PROFILES, "quick", mean_field.Effort(0.05, 3, 5, 1))
+    monkeypatch.setitem(mean_field.PROFILES, "quick", mean_field.Effort(0.05, 3, 5, 2))
     path = tmp_path / "floor.svg"
     small = ["floor", "-a", "0", "-b", "0", "--dim", "3", "--context", "6", "--top-k", "2", "--attention", "softmax"]
     status, out, _ = run(capsys, *small, "--rel-error", "0.05", "--plot", str(path), "--json")

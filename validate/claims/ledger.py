@@ -267,6 +267,13 @@ class Ledger:
 
         return enter
 
+    def merge(self, other: Ledger) -> None:
+        """Enter all claims of another ledger. Raises DomainError where an id is taken."""
+        for identifier, claim in other.claims.items():
+            if identifier in self.claims:
+                raise DomainError(f"claim id must be unique, got {identifier!r} twice")
+            self.claims[identifier] = claim
+
     def select(self, identifiers: Sequence[str] = (), paper: str | None = None) -> list[Claim]:
         """Claims with these ids (all, where none are given) of this paper. Raises DomainError for unknown ids."""
         unknown = [name for name in identifiers if name not in self.claims]
@@ -291,6 +298,7 @@ def load_ledger() -> Ledger:
         fits,
         layer_ensemble,
         loss_floor,
+        mean_field,
         mode_superposition,
         references,
         setup,
@@ -309,8 +317,9 @@ def load_ledger() -> Ledger:
         fits,
         tables,
         beyond,
+        mean_field,
     ):
-        merged.claims.update(module.LEDGER.claims)
+        merged.merge(module.LEDGER)
     return merged
 
 

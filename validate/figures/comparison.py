@@ -100,6 +100,8 @@ def attention_figure(rows: Sequence[Row]) -> Figure:
     axes.plot(x, ours, "_", color=THEORY, ms=22, mew=2, label="linear, our floor")
     axes.plot(x, _printed(linear), "o", mfc="none", color=PAPER, label="linear, paper")
     softmax = [row for row in rows if row.quantity == "softmax attention, floor"]
+    axes.plot([positions[label_of(row)] for row in softmax], [_value(row) for row in softmax], "_", color=SAMPLED,
+              ms=22, mew=2, label="softmax, mean-field floor")  # fmt: skip
     axes.plot([positions[label_of(row)] for row in softmax], _printed(softmax), "s", mfc="none", color=PAPER,
               label="softmax, paper (infinite depth)")  # fmt: skip
     depths = [row for row in rows if row.trained is not None and "depth" in row.quantity]
@@ -114,6 +116,21 @@ def attention_figure(rows: Sequence[Row]) -> Figure:
     axes.set_xticks(x, [label_of(row) for row in linear])
     axes.set_xlabel("(a, b)")
     axes.set_ylabel("loss floor")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def mean_field_figure(rows: Sequence[Row]) -> Figure:
+    """Printed floors of softmax attention relative to the mean-field floors with their intervals."""
+    figure, axes = new_figure(7.6, 4.0)
+    x = np.arange(len(rows))
+    ours = np.array([_value(row) for row in rows])
+    axes.axhline(0, color=THEORY, lw=1)
+    _errorbar(axes, x, rows, "mean-field floor (95 %)", ours)
+    axes.plot(x, 100 * (_printed(rows) / ours - 1), "s", color=PAPER, label="paper, extrapolated")
+    axes.set_xticks(x, [label_of(row) for row in rows])
+    axes.set_ylabel("difference from the mean-field floor, %")
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     return figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from theory.results import DomainError
-from validate.tables import depth_table_1, depth_table_2, depth_table_3
+from validate.tables import depth_table_1, depth_table_2, depth_table_3, depth_table_4
 from validate.tables.comparison import Progress, Table
 
 Builder = Callable[[str, int, Progress], Table]
@@ -14,6 +14,7 @@ TABLES: dict[str, Builder] = {
     "depth:table-1": depth_table_1.build,
     "depth:table-2": depth_table_2.build,
     "depth:table-3": depth_table_3.build,
+    "depth:table-4": depth_table_4.build,
 }
 
 

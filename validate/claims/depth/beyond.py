@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -226,7 +227,7 @@ def gram_plateau() -> Iterator[Evidence]:
         plain = moments[0] - float(h @ np.linalg.pinv(G) @ h)
         exact = float(free.finite_risk(spectrum, L))
         yield Evidence(
-            Method.NUMERIC, np.log(plain / 0.0111), np.log(1.3), "log of the pinv risk over 0.0111", f"depth {L}"
+            Method.NUMERIC, math.log(plain / 0.0111), math.log(1.3), "log of the pinv risk over 0.0111", f"depth {L}"
         )
         yield Evidence(
             Method.NUMERIC, 2 * exact / plain, 1.0, "twice the exact risk over the pinv risk", f"depth {L}"
