@@ -5,6 +5,7 @@ from importlib.metadata import version as installed_version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+import figures
 import generate
 
 project = "attnlaws"
@@ -26,8 +27,9 @@ autodoc_type_aliases = {"npt.ArrayLike": "ArrayLike", "FloatArray": "FloatArray"
 default_role = "literal"
 html_theme = "furo"
 html_title = f"attnlaws {version}"
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "generated/findings.md"]
 nitpicky = False
 doctest_global_setup = "import numpy as np"
 
 generate.write_pages(Path(__file__).parent / "generated")
+figures.write_figures(Path(__file__).parent / "generated" / "figures")

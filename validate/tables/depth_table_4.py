@@ -28,8 +28,8 @@ def build(profile: str, seed: int, progress: Progress) -> Table:
         f"Sizes dim {SOFTMAX_DIM}, context {SOFTMAX_CONTEXT}, which the paper does not print. The mean-field floor is "
         "the lowest loss of infinitely many layers on fixed context states, found without training.",
         f"Layers drawn independently from the best law lose (A - C)/L more, {min(gaps):.2g} to {max(gaps):.2g} floors "
-        "at one layer; trained layers are not independent and lose less. The fitted exponents need trained models of many depths and are not "
-        "tested here.",
+        "at one layer; trained layers are not independent and lose less. The fitted exponents need trained models of "
+        "many depths and are not tested here.",
     )
     settings = {"dim": SOFTMAX_DIM, "context": SOFTMAX_CONTEXT, "profile": profile, "seed": seed}
     return Table(
