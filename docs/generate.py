@@ -16,7 +16,7 @@ VERDICTS = Path(__file__).parent / "verdicts.json"
 PAPERS = {"depth": "Depth paper", "multihead": "Multi-head paper", "beyond": "Beyond the papers"}
 # "depth (36)-(39)", "depth (24), (26)", "multihead Theorem 4.2 (ii) and (4.1)", "display before depth (34)".
 SENTENCE = re.compile(r"\b(depth|multihead)\b((?:[^.;]|\.(?=\d))*)")
-NUMBER = re.compile(r"(\bbefore (?:depth |multihead )?)?\((\d+(?:\.\d+)?)\)(-)?")
+NUMBER = re.compile(r"(\bbefore (?:depth |multihead )?)?\((\d+(?:\.\d+)?)\)(-(?=\())?")
 NAMED = re.compile(r"\b(Theorem|Proposition|Table|Observation) (\d+(?:\.\d+)?)(?: \((i+)\))?")
 SLUGS = {"Theorem": "thm", "Proposition": "prop", "Table": "table", "Observation": "obs"}
 # Characters that Markdown would read as markup; code spans stay as they are.
@@ -47,7 +47,7 @@ def cited_equations(docstring: str) -> list[str]:
             for kind, number, part in NAMED.findall(sentence)
         ]
         numbers = NUMBER.findall(sentence)
-        for (before, number, dash), following in zip(numbers, [*numbers[1:], ("", "", "")], strict=True):
+        for (before, number, dash), following in zip(numbers, [*numbers[1:], ("", "", "")], strict=False):
             found.append(f"{paper}:before-{number}" if before else f"{paper}:{number}")
             if dash:
                 # Ranges run over the last part of the number: (36)-(39), (4.2)-(4.4).
@@ -99,7 +99,7 @@ def equations_page() -> str:
     functions, outcomes = sourced_functions(), verdicts()
     lines = ["# Equations and functions", ""]
     lines += [
-        "Every claim that the ledger holds, as printed, with its verdict and the functions that implement it.",
+        "Every claim of the ledger, as printed, with its verdict and the functions that implement it.",
         "",
     ]
     claims = load_ledger().claims
@@ -150,7 +150,7 @@ def finding(item: dict[str, Any]) -> list[str]:
         f"**{item['verdict']}**",
         "",
     ]
-    lines += ["Printed:", "", *display(item["statement"])]
+    lines += ["Stated:" if item["id"].startswith("beyond:") else "Printed:", "", *display(item["statement"])]
     if item["reading"]:
         lines += [f"Reading: {plain(item['reading'])}.", ""]
     lines += [f"- {line}" for line in evidence_lines(item["evidence"], supporting=False)]
@@ -158,10 +158,12 @@ def finding(item: dict[str, Any]) -> list[str]:
         lines += [f"- {plain(item['error'])}"]
     corrected = item["corrected"]
     if corrected is not None:
-        lines += ["", "Instead:", "", *display(corrected["statement"])]
+        supported = all(evidence["supports"] for evidence in corrected["evidence"])
+        title = "Instead:" if supported else "Tried instead, but not supported either:"
+        lines += ["", title, "", *display(corrected["statement"])]
         if corrected["note"]:
             lines += [f"{plain(corrected['note'][0].upper() + corrected['note'][1:])}.".replace("..", "."), ""]
-        lines += [f"- {line}" for line in evidence_lines(corrected["evidence"], supporting=True)]
+        lines += [f"- {line}" for line in evidence_lines(corrected["evidence"], supporting=supported)]
     return [*lines, ""]
 
 

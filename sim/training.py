@@ -212,7 +212,7 @@ def paired_difference(first: TrainingResult, second: TrainingResult) -> Estimate
 def scales_and_spreads(key_query: FloatArray) -> tuple[FloatArray, FloatArray]:
     r"""How layers read the query on average over its direction: B q = α q + rest with mean square length β².
 
-    α = tr(B)/d and β = |B - α I|_F / sqrt(d); key_query: shape (L, d, d); returns both, shape (L,).
+    α = tr(B)/d and β = ‖B - α I‖_F / sqrt(d); key_query: shape (L, d, d); returns both, shape (L,).
     Source: FINDINGS C, the law of (α, β) of the mean field.
     """
     dim = key_query.shape[-1]

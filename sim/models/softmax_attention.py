@@ -118,7 +118,7 @@ class FaithfulSoftmaxAttention(nn.Module):
 def ensemble_weights(key_query: Tensor, directions: Tensor, query_direction: Tensor) -> Tensor:
     """Attention rows p_ℓ = softmax_i(x_i . B_ℓ q) of the test token, shape (n, L, P).
 
-    key_query: B_ℓ, shape (L, d, d); directions: x_i / |x_i|, shape (n, P, d); query_direction: q / |q|, shape (n, d).
+    key_query: B_ℓ, shape (L, d, d); directions: x_i / ‖x_i‖, shape (n, P, d); query_direction: q / ‖q‖, shape (n, d).
     Source: depth (9), (10), (59).
     """
     depth, dim, _ = key_query.shape

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.montecarlo.floor_moments import (
+from sim.montecarlo.floor_moments import check_task
+from sim.montecarlo.kernels.empirical_floor import draw_context, empirical_floor_chunk
+from sim.montecarlo.stopping import (
     DEFAULT_MAX_CONTEXTS,
     FIRST_LOOK,
     Progress,
-    _check_task,
     chunk_size,
     draw_until,
     mean_over_chunks,
 )
-from sim.montecarlo.kernels.empirical_floor import draw_context, empirical_floor_chunk
 from sim.streams import MAX_SEED, stream
 from theory.problems import MAX_SIZE, TopKTask, as_integer, as_real
 from theory.results import DomainError, Estimate, FloatArray, Status
@@ -83,7 +83,7 @@ def pilot_recurrence(task: TopKTask, degree: int, seed: int) -> tuple[FloatArray
     context, so that a degree beyond dim still makes a difference. Source: Arnoldi process for depth (47), (49) with
     S. Raises DomainError for a degree that the pilot's contexts do not resolve.
     """
-    _check_task(task)
+    check_task(task)
     variances, teacher = task.spectrum.input_variances(), task.spectrum.teacher_variances()
     dim, context = variances.size, task.context
     degree = as_integer("degree", degree, 1, MAX_DEGREE)

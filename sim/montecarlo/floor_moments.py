@@ -10,34 +10,31 @@ estimates h, the main run averages the residual y_r at the pilot's coefficients,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
-from contextlib import closing
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import cast
 
 import numpy as np
 
 from sim.montecarlo.kernels.floor import floor_chunk
-from sim.streams import MAX_SEED, map_chunks
+from sim.montecarlo.stopping import (
+    DEFAULT_MAX_CONTEXTS,
+    FIRST_LOOK,
+    Progress,
+    chunk_size,
+    draw_until,
+    mean_over_chunks,
+)
+from sim.streams import MAX_SEED
 from theory.problems import MAX_SIZE, TopKTask, as_integer, as_real
 from theory.results import DomainError, Estimate, FloatArray, Status
 
-Progress = Callable[[float], None]
 # What the kernel returns for one chunk: T, c (R,), y (R,) and g (R, R).
 FloorChunk = tuple[float, FloatArray, FloatArray, FloatArray]
-_Result = TypeVar("_Result")
 
-# A chunk holds about this many normals (0.2 s on one core) ...
-NORMALS_PER_CHUNK = 2**25
-# ... but its contexts stay between these: enough for nearly normal means, few enough for many chunks.
-CONTEXTS_PER_CHUNK = (16, 256)
 # Contexts larger than this many normals (0.1 s on one core) are refused: a floor would take hours.
 MAX_CONTEXT_WORK = 2 * 10**7
 PILOT_CHUNKS = 8
-# The error is looked at first after this many chunks, and then each time their number has grown by half: few looks
-# at many chunks keep optional stopping from shortening the intervals.
-FIRST_LOOK = 16
-DEFAULT_MAX_CONTEXTS = 10**6
 GRAM_TOLERANCE = 1e-8
 # All modes but the largest must hold this share of the largest input variance, or float64 cannot rank the cosines.
 MIN_REST_OF_SPECTRUM = 1e-12
@@ -82,58 +79,6 @@ class FloorEstimate:
     def status(self) -> Status:
         """`Status.DONE` where the floors of all degrees have reached the requested error."""
         return self.target_power.status
-
-
-def chunk_size(normals_per_context: int) -> int:
-    """Contexts in a chunk: fixed by the problem alone, so that the bits never depend on time or workers."""
-    fewest, most = CONTEXTS_PER_CHUNK
-    return max(fewest, min(most, NORMALS_PER_CHUNK // normals_per_context))
-
-
-def draw_until(
-    draw: Callable[[np.random.Generator], _Result],
-    error_ratio: Callable[[list[_Result]], float],
-    *,
-    seed: int,
-    name: str,
-    max_chunks: int,
-    workers: int | None,
-    progress: Progress | None,
-) -> list[_Result]:
-    """Draw chunks until ``error_ratio`` of all so far is at most 1, or ``max_chunks`` are drawn.
-
-    error_ratio: standard error reached over the one requested. It is looked at after `FIRST_LOOK` chunks and then
-    each time their number has grown by half: only results in order decide, so the workers do not matter. progress is
-    called with the fraction done, which never falls.
-    """
-    results: list[_Result] = []
-    look, expected, fraction = FIRST_LOOK, max_chunks, 0.0
-    # Closing cancels the chunks that are queued but not needed.
-    with closing(cast("Generator[_Result]", map_chunks(draw, seed, name, range(max_chunks), workers))) as chunks:
-        for result in chunks:
-            results.append(result)
-            drawn = len(results)
-            if drawn == look:
-                ratio = error_ratio(results)
-                if ratio <= 1:
-                    break
-                look += look // 2
-                # Errors fall with the square root of the samples, and no run stops between looks.
-                expected = max_chunks if ratio * ratio * drawn >= max_chunks else math.ceil(ratio * ratio * drawn)
-            fraction = max(fraction, drawn / max(expected, drawn + 1))
-            if progress is not None:
-                progress(fraction)
-    if progress is not None:
-        progress(1.0)
-    return results
-
-
-def mean_over_chunks(means: FloatArray) -> tuple[float, float]:
-    """Mean and standard error of ``means`` (m,), the means of m >= 2 independent chunks of equal size."""
-    chunks = means.size
-    mean = float(means.mean())
-    # hypot neither overflows nor underflows where squares of a scaled problem would.
-    return mean, math.hypot(*(means - mean)) / math.sqrt(chunks * (chunks - 1))
 
 
 def minimal_risks(residuals: FloatArray, gradients: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -299,7 +244,8 @@ def _floor_chunks(
     return draw
 
 
-def _check_task(task: TopKTask) -> None:
+def check_task(task: TopKTask) -> None:
+    """Refuse what cannot be sampled context by context. Raises DomainError."""
     if not isinstance(task, TopKTask):
         raise DomainError(f"task must be a TopKTask, got {task!r}")
     # A spectrum of a task is finite, but the types of the problems cannot say so.
@@ -321,7 +267,7 @@ def _check_task(task: TopKTask) -> None:
 
 def _checked_basis(task: TopKTask, basis: FloatArray) -> FloatArray:
     """``basis`` as a float64 array (R, dim) whose Gram matrix, depth (50), is the identity. DomainError otherwise."""
-    _check_task(task)
+    check_task(task)
     basis = _as_matrix("basis", basis)
     weights = task.spectrum.label_variances()
     if basis.shape[1] != weights.size or not 1 <= basis.shape[0] <= weights.size:

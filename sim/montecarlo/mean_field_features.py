@@ -17,8 +17,8 @@ from typing import TypeVar
 import numpy as np
 
 from sim.contexts import haar_rotations, sample_contexts
-from sim.montecarlo.floor_moments import Progress, draw_until, mean_over_chunks
 from sim.montecarlo.kernels.mean_field import FRAMES, mean_field_chunk, scan_chunk
+from sim.montecarlo.stopping import Progress, draw_until, mean_over_chunks
 from sim.streams import MAX_SEED
 from theory.problems import MAX_SIZE, TopKTask, as_integer, as_real
 from theory.results import DomainError, FloatArray

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sim.montecarlo.floor_moments import (
+from sim.montecarlo.kernels.polynomial_risk import context_risk_chunk, population_risk_chunk
+from sim.montecarlo.stopping import (
     DEFAULT_MAX_CONTEXTS,
     FIRST_LOOK,
     Progress,
@@ -15,7 +16,6 @@ from sim.montecarlo.floor_moments import (
     draw_until,
     mean_over_chunks,
 )
-from sim.montecarlo.kernels.polynomial_risk import context_risk_chunk, population_risk_chunk
 from sim.streams import MAX_SEED
 from theory.problems import MAX_SIZE, CopyTask, as_integer, as_real
 from theory.results import DomainError, Estimate, FloatArray, Status

@@ -64,9 +64,9 @@ def best_single_softmax(task: TopKTask, seed: int, size: SampleSize | None = Non
 
 
 def softmax_moments(contexts: Contexts, scales: FloatArray) -> FloatArray:
-    """Moments |r|², r . t and |t|² of what one softmax reads (r) and should read (t), per scale; (n, 3, scales).
+    """Moments ‖r‖², r . t and ‖t‖² of what one softmax reads (r) and should read (t), per scale; (n, 3, scales).
 
-    r = F^T p and t = F^T t_k in the metric of the labels, so that the loss of gain g is g² |r|² - 2 g r . t + |t|².
+    r = F^T p and t = F^T t_k in the metric of the labels, so that the loss of gain g is g² ‖r‖² - 2 g r . t + ‖t‖².
     scales: shape (scales,). Source: depth (58)-(60).
     """
     logits = scales[:, None] * contexts.cosines[:, None, :]

@@ -8,20 +8,16 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from sim.montecarlo.floor_moments import (
+from sim.montecarlo.floor_moments import MAX_CONTEXT_WORK, PILOT_CHUNKS, floor_moments, minimal_risks, residual_floor
+from sim.montecarlo.kernels.floor import floor_chunk, insert_token
+from sim.montecarlo.stopping import (
     CONTEXTS_PER_CHUNK,
     FIRST_LOOK,
-    MAX_CONTEXT_WORK,
     NORMALS_PER_CHUNK,
-    PILOT_CHUNKS,
     chunk_size,
     draw_until,
-    floor_moments,
     mean_over_chunks,
-    minimal_risks,
-    residual_floor,
 )
-from sim.montecarlo.kernels.floor import floor_chunk, insert_token
 from sim.streams import stream
 from theory.problems import ArraySpectrum, PowerLawSpectrum, TopKTask
 from theory.results import DomainError, Status

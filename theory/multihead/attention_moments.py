@@ -38,8 +38,14 @@ _ROUNDING = 1e-16
 _BATCH_ELEMENTS = 1_000_000
 _BATCH_RATIO = 1.4
 _GENTLE = 0.4
-# A product grid has about 60 a points along each axis, so its cost grows as the cube of the slope.
-MAX_SLOPE = 40.0
+# Largest slopes: scores need 70 a nodes; where the integrand bends log t needs 100 a, which soon is too many.
+MAX_SLOPE = 130.0
+MAX_BENT_SLOPE = 12.0
+# Steps in log t grow with the slope beyond this one: the integrand is then as smooth as the normal density of the
+# score -u/a at which exp(-t exp(az)) switches.
+_SMOOTH_SLOPE = 5.0
+# With fewer tokens opposite heads can switch at one score too, which bends the integrand.
+_FEW_TOKENS = 24
 
 # A sum of moments: the coefficient of E[z^k w_a^i w_b^j exp(-w_a-w_b)] under the key (k, i, j).
 _Terms = dict[tuple[int, int, int], float]
@@ -80,7 +86,8 @@ def slope_pair_moments(
     smaller = np.minimum(np.abs(left), np.abs(right))
     _check_slope(larger)
     out = np.empty((2, size, left.size))
-    bend = np.where(left * right > 0, smaller, 0.0)
+    bend = np.where((left * right > 0) | (context < _FEW_TOKENS), smaller, 0.0)
+    _check_bend(bend)
     steps = np.select([bend > limit for limit, _ in _STEEP], [step for _, step in _STEEP], _LOG_STEP)
     for step in np.unique(steps):
         members = np.flatnonzero(steps == step)
@@ -95,6 +102,14 @@ def _one_token(count: int, size: int) -> FloatArray:
     out = np.zeros((2, size, count))
     out[:, 0] = 1
     return out
+
+
+def _check_bend(bend: FloatArray) -> None:
+    if bend.max(initial=0) > MAX_BENT_SLOPE:
+        raise PrecisionError(
+            "two different omegas of one sign (or of any sign, below 24 tokens) times the length of the query must not "
+            f"both exceed {MAX_BENT_SLOPE:g} in the quadrature of softmax weights, got {float(bend.max()):g}"
+        )
 
 
 def _check_slope(slope: FloatArray) -> None:
@@ -113,7 +128,7 @@ def _batches(slope: FloatArray, context: int, fineness: float, axes: int) -> Ite
         smallest = max(float(slope[order[start]]), _GENTLE)
         stop = int(np.searchsorted(slope[order], smallest * _BATCH_RATIO, side="right"))
         steepest = np.array([smallest * _BATCH_RATIO])
-        points = _log_grid(steepest, context, _LOG_STEP / fineness)[0].size
+        points = _log_grid(steepest, context, _smooth_step(steepest) / fineness)[0].size
         if axes == 1:
             points *= _score_grid(float(steepest[0]), context, fineness)[0].size
         else:
@@ -133,6 +148,11 @@ def _score_grid(slope: float, context: int, fineness: float) -> tuple[FloatArray
     count = int(np.ceil(reach / step))
     z = np.asarray(step * np.arange(-count, count + 1), dtype=np.float64)
     return z, np.asarray(step * np.exp(-z * z / 2) / np.sqrt(2 * np.pi))
+
+
+def _smooth_step(slope: FloatArray) -> float:
+    """Step in log t where the integrand does not bend."""
+    return _LOG_STEP * max(1.0, float(slope.min()) / _SMOOTH_SLOPE)
 
 
 def _log_grid(slope: FloatArray, context: int, step: float) -> tuple[FloatArray, FloatArray]:
@@ -175,7 +195,7 @@ def _log_power(complement: FloatArray) -> FloatArray:
 
 def _single_batch(a: FloatArray, L: int, order: int, fineness: float) -> FloatArray:
     z, weight = _score_grid(float(a.max()), L, fineness)
-    u, du = _log_grid(a, L, _LOG_STEP / fineness)
+    u, du = _log_grid(a, L, _smooth_step(a) / fineness)
     w = _weights(u, a, z)
     kernel = np.exp(-w) * weight
     powers = [kernel]
@@ -239,8 +259,9 @@ def _slope_derivative(terms: _Terms, side: int) -> _Terms:
 
 def _pair_batch(a: FloatArray, b: FloatArray, L: int, order: int, step: float, fineness: float) -> FloatArray:
     z, weight = _score_grid(float(max(np.abs(a).max(), np.abs(b).max())), L, fineness)
-    u, du = _log_grid(np.abs(a), L, step / fineness)
-    v, dv = _log_grid(np.abs(b), L, step / fineness)
+    bent = step < _LOG_STEP
+    u, du = _log_grid(np.abs(a), L, (step if bent else _smooth_step(np.abs(a))) / fineness)
+    v, dv = _log_grid(np.abs(b), L, (step if bent else _smooth_step(np.abs(b))) / fineness)
     w_a = _weights(u, a, z)
     kernel_a, miss_a = np.exp(-w_a), -np.expm1(-w_a)
     if np.array_equal(a, -b):  # mirror images in z

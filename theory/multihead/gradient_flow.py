@@ -85,10 +85,11 @@ def gradient_descent_path(
     c, d, h = noise_level(task), task.dim, w.size
     theta = np.concatenate([w, m])
     kept = [(0, theta[:h], theta[h:])]
-    for step in range(1, count + 1):
-        theta = theta - eta * gradient_array(c, d, theta[:h], theta[h:])
-        if step % every == 0:
-            kept.append((step, theta[:h], theta[h:]))
+    with np.errstate(over="ignore", invalid="ignore"):  # of a diverging run, which is reported below
+        for step in range(1, count + 1):
+            theta = theta - eta * gradient_array(c, d, theta[:h], theta[h:])
+            if step % every == 0:
+                kept.append((step, theta[:h], theta[h:]))
     if not np.isfinite(theta).all():
         raise PrecisionError(f"gradient descent with rate {eta:g} diverged within {count} steps; reduce rate")
     return _trajectory(task, *(np.array(column, dtype=np.float64) for column in zip(*kept, strict=True)))

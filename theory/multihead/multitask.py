@@ -36,6 +36,8 @@ class HeadPattern:
 
 def signal_mask(task: MultiTaskRegression) -> FloatArray:
     """Indicator of the signal sets, shape (N, d). Source: multihead Definition 5.1."""
+    if not isinstance(task, MultiTaskRegression):
+        raise DomainError(f"task must be a MultiTaskRegression, got {type(task).__name__}")
     mask = np.zeros((len(task.signal_sets), task.dim))
     for n, members in enumerate(task.signal_sets):
         mask[n, np.array(members) - 1] = 1
@@ -123,8 +125,6 @@ def _moments(task: MultiTaskRegression, teacher_variance: float | None) -> tuple
 
 
 def _teacher_variance(task: MultiTaskRegression, value: float | None) -> float:
-    if not isinstance(task, MultiTaskRegression):
-        raise DomainError(f"task must be a MultiTaskRegression, got {type(task).__name__}")
     return 1 / task.dim if value is None else as_real("teacher_variance", value, 0, MAX_SCALE, open_low=True)
 
 

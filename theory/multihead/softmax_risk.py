@@ -33,6 +33,8 @@ _LEGENDRE_NODES = ((0.6, 44), (1.2, 60), (np.inf, 80))
 # Every node contributes its moments to this accuracy of the whole, with steps from these multiples of the finest.
 _NODE_ACCURACY = 1e-16
 _TIERS = (1.0, 0.85, 0.7, 0.55, 0.4)
+# Derivatives converge later, so their light nodes are coarsened by less.
+_DERIVATIVE_LIGHTNESS = 0.6
 # The tolerance compares with a grid coarser by this factor, whose error is far larger than the reported value's.
 _COARSE = 0.75
 # Rounding of the moments, relative to the sum of absolute terms of the risk.
@@ -97,7 +99,7 @@ def _laguerre_lengths(dim: int, count: int) -> tuple[FloatArray, FloatArray]:
 
     k = np.arange(count)
     alpha = dim / 2 - 1
-    x, vectors = eigh_tridiagonal(2 * k + 1 + alpha, np.sqrt(k[1:] * (k[1:] + alpha)))
+    x, vectors = eigh_tridiagonal(2 * k + 1 + alpha, np.sqrt(k[1:] * (k[1:] + alpha)), lapack_driver="stev")
     return np.sqrt(2 * x), vectors[0] ** 2
 
 
@@ -178,7 +180,7 @@ def _single_kernel(
     inverse = np.asarray(inverse).reshape(omega.shape)
     a = np.multiply.outer(distinct, r)
     f2, f3 = np.empty((2, order + 1, *a.shape))
-    for nodes, relative in _tiers(weight):
+    for nodes, relative in _tiers(weight, order):
         part = single_slope_moments(a[:, nodes].ravel(), task.context, order, relative * fineness)
         f2[:, :, nodes], f3[:, :, nodes] = part.reshape(2, order + 1, distinct.size, nodes.size)
     d = task.dim
@@ -205,16 +207,17 @@ def _pair_kernel(
     a, b = np.multiply.outer(left, r), np.multiply.outer(right, r)
     size = (1, 3, 6)[order]
     f2, f3 = np.empty((2, size, *a.shape))
-    for nodes, relative in _tiers(weight):
+    for nodes, relative in _tiers(weight, order):
         part = slope_pair_moments(a[:, nodes].ravel(), b[:, nodes].ravel(), task.context, order, relative * fineness)
         f2[:, :, nodes], f3[:, :, nodes] = part.reshape(2, size, left.size, nodes.size)
     powers = (0, 1, 1, 2, 2, 2)[:size]
     return [((x / task.dim + _kappa(task) * y) * r**n) @ weight for n, x, y in zip(powers, f2, f3, strict=True)]
 
 
-def _tiers(weight: FloatArray) -> Iterator[tuple[IntArray, float]]:
+def _tiers(weight: FloatArray, order: int) -> Iterator[tuple[IntArray, float]]:
     """Nodes by weight, with the fineness each needs: half the steps square the error, so light nodes need less."""
-    relative = np.clip(1 - np.log10(np.maximum(weight, 1e-300)) / np.log10(_NODE_ACCURACY), _TIERS[-1], 1)
+    lightness = np.log10(np.maximum(weight, 1e-300)) / np.log10(_NODE_ACCURACY)
+    relative = np.clip(1 - (_DERIVATIVE_LIGHTNESS if order else 1.0) * lightness, _TIERS[-1], 1)
     tier = np.searchsorted(-np.array(_TIERS), -relative, side="right") - 1
     for number in np.unique(tier):
         yield np.flatnonzero(tier == number), _TIERS[number]
@@ -403,10 +406,10 @@ def optimum(task: RegressionTask, heads: int) -> SoftmaxOptimum:
 
     One head has a single minimum. Two are opposite, at a finite γ. With three or four the infimum is mostly not
     attained: a pair merges at ω₀, with μ → ±∞, and the others are steep and light; with four, ω₀ = 0 and the steep
-    pair is opposite, so that this is debiased gradient descent with a correction. The search is over limits of that kind, and
-    from there over separate heads where pulling the pair apart helps (small contexts): a local minimum, certified as
-    such, not a proof that none is lower. Source: beyond the paper, FINDINGS D. Raises DomainError for other head
-    counts and for context 1 (where all heads are alike), PrecisionError where the search does not settle.
+    pair is opposite, so that this is debiased gradient descent with a correction. The search is over limits of that
+    kind, and from there over separate heads where pulling the pair apart helps (small contexts): a local minimum,
+    certified as such, not a proof that none is lower.
+    Source: beyond the paper, FINDINGS D. Raises DomainError for other head counts and for context 1 (where all heads are alike), PrecisionError where the search does not settle.
     """
     count = as_integer("heads", heads, 1, 4)
     if task.context < 2:

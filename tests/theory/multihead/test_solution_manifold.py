@@ -27,6 +27,7 @@ def test_norm_and_loss_keep_their_digits(gamma):
     assert float(sm.manifold_loss(TASK, gamma)) == pytest.approx(float(loss), rel=1e-13)
 
 
+@settings(max_examples=10)
 @given(gamma=st.floats(0.01, 1.0))
 def test_points_are_the_best_mu_and_all_splits_are_alike(gamma):
     omega, mu = sm.manifold_point(TASK, gamma, (0.25, 0.75), (0.5, 0.2, 0.3), dummies=2)
@@ -48,8 +49,10 @@ def test_points_are_the_best_mu_and_all_splits_are_alike(gamma):
 
 
 def test_loss_increases_with_gamma_towards_debiased_descent_at_zero():
-    loss = sm.manifold_loss(TASK, np.geomspace(1e-4, 2, 60))
-    assert (np.diff(loss) > 0).all() or (np.diff(loss[10:]) > 0).all()
+    loss = sm.manifold_loss(TASK, np.geomspace(1e-4, 2, 40))
+    # d²γ^4/6 is below rounding at first.
+    assert (np.diff(loss) >= 0).all()
+    assert (np.diff(loss[8:]) > 0).all()
     assert loss[0] == pytest.approx(1.1 - 1 / (1 + 1.1 * 5 / 40), rel=1e-12)
     assert float(sm.small_gamma_mu(TASK, 1e-5) / sm.effective_mu(TASK, 1e-5)) == pytest.approx(1, rel=1e-9)
 
@@ -96,9 +99,7 @@ def test_projection_is_nearest(omega, mu, shares):
     # Any other point of the manifold at this γ is farther.
     split, odd = shares
     other_mu = float(sm.effective_mu(TASK, found.gamma)) * np.roll([split, 1 - split, -1], odd)
-    other = np.hypot(
-        np.linalg.norm(omega - found.gamma * np.sign(other_mu)), np.linalg.norm(np.array(mu) - other_mu)
-    )
+    other = np.hypot(np.linalg.norm(omega - found.gamma * np.sign(other_mu)), np.linalg.norm(np.array(mu) - other_mu))
     assert found.distance <= other + 1e-12
     flipped = sm.membership(TASK, -np.array(omega), -np.array(mu))
     assert flipped.distance == pytest.approx(found.distance, rel=1e-9, abs=1e-12)
