@@ -31,5 +31,8 @@ exclude_patterns = ["_build", "generated/findings.md"]
 nitpicky = False
 doctest_global_setup = "import numpy as np"
 
-generate.write_pages(Path(__file__).parent / "generated")
-figures.write_figures(Path(__file__).parent / "generated" / "figures")
+
+def setup(_app: object) -> None:
+    """Write the generated pages and figures before the sources are read."""
+    generate.write_pages(Path(__file__).parent / "generated")
+    figures.write_figures(Path(__file__).parent / "generated" / "figures")

@@ -338,9 +338,9 @@ def gradient_flow_figure() -> Figure:
     late = times[times > 30]
     axes.loglog(late, gradient_flow.late_scale(REGRESSION, late), "--", color=THEORY,
                 label=r"late law $(8cd^3t)^{-1/6}$")  # fmt: skip
-    stages = gradient_flow.detect_stages(REGRESSION, path)
+    stages = gradient_flow.detect_stages(REGRESSION, path, tolerance=0.005)
     marks = (("signs match", stages.sign_matching), ("turning", stages.turning), ("one scale", stages.homogeneity))
-    for (name, time), height in zip(marks, (0.0008, 0.003, 0.012), strict=True):
+    for (name, time), height in zip(marks, (0.06, 0.003, 0.012), strict=True):
         if time is not None:
             axes.axvline(time, color=PAPER, lw=0.8, ls=":")
             axes.annotate(f" {name} ", (time, height), color=PAPER, ha="right" if name == "signs match" else "left")

@@ -7,8 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from sphinx.errors import ConfigError
-
 from validate.claims.ledger import Evidence, Method, Verdict, load_ledger
 
 ROOT = Path(__file__).parent.parent
@@ -65,9 +63,9 @@ def functions_of(identifier: str, functions: dict[str, list[str]]) -> list[str]:
 
 
 def verdicts() -> dict[str, dict[str, Any]]:
-    """Outcomes of the ledger by claim id, in the order of the file."""
+    """Outcomes of the ledger by claim id, in the order of the file. Ends the build where there is no file."""
     if not VERDICTS.exists():
-        raise ConfigError("docs/verdicts.json is missing: run attnlaws verify --json > docs/verdicts.json first")
+        raise SystemExit("docs/verdicts.json is missing: run attnlaws verify --json > docs/verdicts.json first")
     return {item["id"]: item for item in json.loads(VERDICTS.read_text(encoding="utf-8"))["claims"]}
 
 

@@ -224,7 +224,9 @@ def test_verify_exits_1_where_a_claim_fails(capsys, monkeypatch):
     assert "NOT REPRODUCIBLE" in out
 
 
-@pytest.mark.parametrize("command", ["exponent", "floor", "verify", "reproduce"])
+@pytest.mark.parametrize(
+    "command", ["exponent", "floor", "softmax-risk", "icl-risk", "optimum", "verify", "reproduce"]
+)
 def test_every_command_has_help_with_an_example(capsys, command):
     status, out, _ = run(capsys, command, "--help")
     assert status == 0
@@ -249,3 +251,85 @@ def test_interrupt_exits_quietly(capsys, monkeypatch):
     status, _, err = run(capsys, "exponent", "-a", "2", "-b", "1")
     assert status == 130
     assert err.strip() == "interrupted"
+
+
+REGRESSION = ["--dim", "5", "--context", "40", "--noise", "0.1"]
+
+
+def test_softmax_risk(capsys, tmp_path):
+    path = tmp_path / "risk.svg"
+    arguments = ["softmax-risk", *REGRESSION, "--omega", "0.1267,-0.1267", "--mu", "3.5006,-3.5006"]
+    status, out, _ = run(capsys, *arguments, "--plot", str(path), "--json")
+    content = json.loads(out)
+    assert status == 0
+    assert {"exact", "approximate", "tolerance"} <= set(content)
+    assert content["exact"] == pytest.approx(0.24299818, abs=1e-8)
+    assert content["approximate"] == pytest.approx(0.2211, abs=5e-5)
+    assert content["best_mu_risk"] < content["exact"]
+    assert "approximate loss" in path.read_text()
+    assert "effective step" in run(capsys, *arguments)[1]
+
+
+def test_softmax_risk_of_equal_heads_has_no_unique_mu(capsys):
+    arguments = ["softmax-risk", *REGRESSION, "--omega", "0.5,0.5", "--mu", "1,0.5"]
+    content = json.loads(run(capsys, *arguments, "--json")[1])
+    single = json.loads(run(capsys, "softmax-risk", *REGRESSION, "--omega", "0.5", "--mu", "1.5", "--json")[1])
+    assert content["best_mu"] is None
+    assert content["exact"] == pytest.approx(single["exact"], rel=1e-10)
+    assert "not unique" in run(capsys, *arguments)[1]
+
+
+def test_icl_risk(capsys, tmp_path):
+    path = tmp_path / "risk.png"
+    status, out, _ = run(capsys, "icl-risk", *REGRESSION, "--plot", str(path), "--json")
+    content = json.loads(out)
+    assert status == 0
+    promised = {
+        "vanilla", "debiased", "bayes", "bayes_limit", "step_vanilla", "step_debiased", "ratio_debiased_bayes",
+    }  # fmt: skip
+    assert promised <= set(content)
+    assert content["bayes"] == pytest.approx(0.11445493947, abs=1e-11)
+    assert content["ratio_debiased_bayes"] <= content["ratio_bound"]
+    assert path.stat().st_size > 5000
+    assert "Bayes, proportional limit" in run(capsys, "icl-risk", *REGRESSION)[1]
+
+
+def test_icl_risk_without_noise_gives_reasons(capsys):
+    content = json.loads(run(capsys, "icl-risk", "--dim", "2", "--context", "9", "--noise", "0", "--json")[1])
+    assert content["bayes"] == 0
+    assert content["ratio_debiased_bayes"] is None
+    assert content["ratio_reason"]
+    assert content["bound_reason"]
+    assert "undefined" in run(capsys, "icl-risk", "--dim", "2", "--context", "9", "--noise", "0")[1]
+
+
+def test_optimum(capsys):
+    content = json.loads(run(capsys, "optimum", *REGRESSION, "--heads", "2", "--json")[1])
+    assert content["omega"][0] == pytest.approx(0.0712457, abs=1e-6)
+    assert content["risk"] == pytest.approx(0.2428240983, abs=1e-9)
+    assert content["risk"] < content["debiased"]
+    content = json.loads(run(capsys, "optimum", *REGRESSION, "--heads", "2", "--activation", "1+tanh", "--json")[1])
+    assert content["risk"] == pytest.approx(0.239383, abs=1e-6)
+    linear = json.loads(run(capsys, "optimum", *REGRESSION, "--heads", "2", "--activation", "1+Cx", "--json")[1])
+    assert not linear["attained"]
+    assert linear["limit"]
+    assert "gradient" in run(capsys, "optimum", *REGRESSION, "--heads", "1")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["softmax-risk", *REGRESSION, "--omega", "1", "--mu", "1,2"], ["omega and mu", "(1,)"]),
+        (["softmax-risk", *REGRESSION, "--omega", "nan", "--mu", "1"], ["omega", "nan"]),
+        (["icl-risk", "--dim", "5", "--context", "0", "--noise", "0.1"], ["context", "0"]),
+        (["icl-risk", "--dim", "5", "--context", "4", "--noise", "-1"], ["noise", "-1"]),
+        (["optimum", *REGRESSION, "--heads", "5"], ["heads", "5"]),
+        (["optimum", *REGRESSION, "--heads", "1", "--activation", "1+tanh"], ["heads", "1+tanh"]),
+        (["optimum", *REGRESSION, "--heads", "2", "--activation", "relu"], ["--activation", "relu"]),
+    ],
+)
+def test_bad_input_of_the_multihead_commands(capsys, arguments, words):
+    status, out, err = run(capsys, *arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    for word in words:
+        assert word in err

@@ -40,7 +40,7 @@ _BATCH_RATIO = 1.4
 _GENTLE = 0.4
 # Largest slopes: scores need 70 a nodes; where the integrand bends log t needs 100 a, which soon is too many.
 MAX_SLOPE = 130.0
-MAX_BENT_SLOPE = 12.0
+MAX_BENT_SLOPE = 30.0
 # Steps in log t grow with the slope beyond this one: the integrand is then as smooth as the normal density of the
 # score -u/a at which exp(-t exp(az)) switches.
 _SMOOTH_SLOPE = 5.0
@@ -57,7 +57,7 @@ def single_slope_moments(slope: FloatArray, context: int, order: int = 0, finene
     .. math:: f_3 = L\int_0^\infty t\,E[w^2e^{-tw}]\,\varphi(t)^{L-1}dt, \qquad w = e^{az}, \quad \varphi(t) = Ee^{-tw}
 
     slope: a, shape (n,); context: L >= 1; order: 0 to 2; fineness: divides all steps. Relative error 1e-12.
-    Source: beyond the paper, FINDINGS D. Raises PrecisionError where \|a\| > 40.
+    Source: beyond the paper, FINDINGS D. Raises PrecisionError where \|a\| > 130.
     """
     a = np.abs(slope)
     if context == 1:
@@ -77,7 +77,8 @@ def slope_pair_moments(
 
     m is 1, 3 or 6 for order 0, 1 or 2: f; f_a, f_b; f_aa, f_ab, f_bb. left, right: a and b, shape (n,); context:
     L >= 1; fineness: divides all steps. Error below 1e-12 of 1 + \|f\|.
-    Source: beyond the paper, FINDINGS D. Raises PrecisionError where a slope exceeds 40 in magnitude.
+    Source: beyond the paper, FINDINGS D. Raises PrecisionError where a slope exceeds 130 in magnitude, or two
+    slopes both exceed 30 and are of one sign, or of any sign with fewer than 24 tokens.
     """
     size = (1, 3, 6)[order]
     if context == 1:
@@ -86,14 +87,17 @@ def slope_pair_moments(
     smaller = np.minimum(np.abs(left), np.abs(right))
     _check_slope(larger)
     out = np.empty((2, size, left.size))
-    bend = np.where((left * right > 0) | (context < _FEW_TOKENS), smaller, 0.0)
-    _check_bend(bend)
-    steps = np.select([bend > limit for limit, _ in _STEEP], [step for _, step in _STEEP], _LOG_STEP)
-    for step in np.unique(steps):
-        members = np.flatnonzero(steps == step)
+    same_sign = left * right > 0
+    steps = np.select([same_sign & (smaller > limit) for limit, _ in _STEEP], [step for _, step in _STEEP], _LOG_STEP)
+    bends = (same_sign & (smaller > _STEEP[-1][0])) | (~same_sign & (context < _FEW_TOKENS))
+    _check_bend(smaller[bends])
+    for step, bent in sorted(set(zip(steps.tolist(), bends.tolist(), strict=True))):
+        members = np.flatnonzero((steps == step) & (bends == bent))
         for batch in _batches(larger[members], context, fineness * _LOG_STEP / step, axes=2):
             chosen = members[batch]
-            out[:, :, chosen] = _pair_batch(left[chosen], right[chosen], context, order, step, fineness)
+            out[:, :, chosen] = _pair_batch(
+                left[chosen], right[chosen], context, order, step if bent else None, fineness
+            )
     return out
 
 
@@ -257,11 +261,11 @@ def _slope_derivative(terms: _Terms, side: int) -> _Terms:
     return out
 
 
-def _pair_batch(a: FloatArray, b: FloatArray, L: int, order: int, step: float, fineness: float) -> FloatArray:
+def _pair_batch(a: FloatArray, b: FloatArray, L: int, order: int, step: float | None, fineness: float) -> FloatArray:
+    """Moments of one batch; step: in log t where the integrand bends, else ``None``."""
     z, weight = _score_grid(float(max(np.abs(a).max(), np.abs(b).max())), L, fineness)
-    bent = step < _LOG_STEP
-    u, du = _log_grid(np.abs(a), L, (step if bent else _smooth_step(np.abs(a))) / fineness)
-    v, dv = _log_grid(np.abs(b), L, (step if bent else _smooth_step(np.abs(b))) / fineness)
+    u, du = _log_grid(np.abs(a), L, (step or _smooth_step(np.abs(a))) / fineness)
+    v, dv = _log_grid(np.abs(b), L, (step or _smooth_step(np.abs(b))) / fineness)
     w_a = _weights(u, a, z)
     kernel_a, miss_a = np.exp(-w_a), -np.expm1(-w_a)
     if np.array_equal(a, -b):  # mirror images in z

@@ -108,6 +108,8 @@ def softmax_risk(task: RegressionTask, omega: npt.ArrayLike, mu: npt.ArrayLike) 
 
     omega, mu: one number per head, shape (h,), any h >= 1. The tolerance is the distance to a coarser grid plus
     rounding, which grows with \|μ\|² where heads cancel. Exact limits: 1 + σ² + \|Σμ\|²(1+σ²)/L as ω → 0.
+    Holds for \|ω\| up to 3, dim up to 1000 and context up to 10^5, except two
+    different ω's of one sign (below 24 tokens, of any sign) for which both \|ω\| \|x_q\| exceed 30: PrecisionError.
     Source: beyond the paper, FINDINGS D; multihead (2.5) with (3.2). Raises DomainError where the covariance is not
     the identity or shapes differ, PrecisionError where \|ω\| \|x_q\| leaves the range of the quadrature.
     """
@@ -408,8 +410,9 @@ def optimum(task: RegressionTask, heads: int) -> SoftmaxOptimum:
     attained: a pair merges at ω₀, with μ → ±∞, and the others are steep and light; with four, ω₀ = 0 and the steep
     pair is opposite, so that this is debiased gradient descent with a correction. The search is over limits of that
     kind, and from there over separate heads where pulling the pair apart helps (small contexts): a local minimum,
-    certified as such, not a proof that none is lower.
-    Source: beyond the paper, FINDINGS D. Raises DomainError for other head counts and for context 1 (where all heads are alike), PrecisionError where the search does not settle.
+    certified as such, not a proof that none is lower. Half a minute for three or four heads at dim 5, context 40.
+    Source: beyond the paper, FINDINGS D. Raises DomainError for other head counts and for context 1 (where all heads
+    are alike), PrecisionError where the search does not settle or γ is lost in rounding (context of 10^5).
     """
     count = as_integer("heads", heads, 1, 4)
     if task.context < 2:

@@ -7,6 +7,7 @@ import pytest
 from theory.multihead import attention_moments
 from theory.multihead.attention_moments import single_slope_moments, slope_pair_moments
 from theory.results import PrecisionError
+from theory.special import normal_top_mean
 
 SLOPES = [(0.1, -0.1), (0.7, 1.9), (1.5, -0.4), (3.0, 2.5), (3.0, -3.0), (6.0, 0.2), (0.0, 1.0)]
 
@@ -126,3 +127,26 @@ def test_slopes_beyond_the_grid_are_refused():
         single_slope_moments(one(attention_moments.MAX_SLOPE * 1.01), 40)
     with pytest.raises(PrecisionError, match="got 1e"):
         slope_pair_moments(one(0.1), one(-1e6), 40)
+    with pytest.raises(PrecisionError, match="of one sign"):
+        slope_pair_moments(one(40), one(41), 40)
+
+
+@pytest.mark.parametrize("context", [2, 5, 24, 1000, 100_000])
+@pytest.mark.parametrize(("a", "b"), [(8.0, -8.0), (14.0, -0.6), (20.0, 0.6), (7.0, 5.0)])
+def test_steep_slopes_hold_their_digits(context, a, b):
+    base, fine = (slope_pair_moments(one(a), one(b), context, 0, f)[:, 0, 0] for f in (1.0, 1.4))
+    assert np.abs(base - fine).max() <= 1e-11 * (1 + np.abs(fine).max())
+    base, fine = (single_slope_moments(one(a), context, 0, f)[:, 0, 0] for f in (1.0, 1.4))
+    np.testing.assert_allclose(base, fine, rtol=1e-11)
+
+
+def test_steepest_slopes_pick_the_largest_score():
+    for context in (40, 100_000):
+        f2, f3 = single_slope_moments(one(120), context)[:, 0, 0]
+        # f1 = a (1 - f3) is the mean of the largest score, up to a relative 1/a².
+        assert 120 * (1 - f3) == pytest.approx(normal_top_mean(context, 1).value, rel=1e-3)
+        opposite = slope_pair_moments(one(120), one(-120), context)[:, 0, 0]
+        assert opposite[1] < 1e-20
+        # Largest and smallest score are nearly independent.
+        assert -opposite[0] == pytest.approx(normal_top_mean(context, 1).value ** 2, rel=0.01)
+        assert f2 > -opposite[0]

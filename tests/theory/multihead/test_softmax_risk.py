@@ -41,7 +41,16 @@ def test_oracles(omega, mu, expected):
 
 @pytest.mark.parametrize(
     ("dim", "context", "omega"),
-    [(5, 40, 0.127), (5, 40, 0.5), (1, 3, 0.6), (2, 100_000, 0.4), (1000, 40, 0.05), (30, 7, 0.3), (5, 40, 0.9)],
+    [
+        (5, 40, 0.127),
+        (5, 40, 0.5),
+        (1, 3, 0.4),
+        (2, 100_000, 0.4),
+        (1000, 40, 0.05),
+        (30, 7, 0.3),
+        (5, 40, 0.9),
+        (1, 24, 3.0),
+    ],
 )
 def test_tolerance_is_honest_under_node_doubling(dim, context, omega):
     task = RegressionTask(dim, context, 0.2)

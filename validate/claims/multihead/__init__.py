@@ -1,0 +1,1 @@
+"""Claims of the multi-head paper, one module per part."""

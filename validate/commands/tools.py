@@ -1,0 +1,127 @@
+"""What the commands share: option types, output for machines and people, progress."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.table import Table as RichTable
+
+    from validate.tables.comparison import Progress
+
+PLOT_ENDINGS = (".png", ".svg", ".pdf")
+
+
+class Number(click.ParamType[Any]):
+    """An integer or a real in any usual notation; the problem types decide which values are allowed."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | float:
+        """The number that ``value`` spells."""
+        if isinstance(value, int | float):
+            return value
+        for kind in (int, float):
+            with suppress(ValueError):
+                return kind(value)
+        raise click.BadParameter(f"{value!r} is not a number", ctx, param)
+
+
+class NumberList(click.ParamType[Any]):
+    """Numbers separated by commas."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int | float]:
+        """The numbers that ``value`` spells."""
+        if isinstance(value, list):
+            return value
+        return [Number().convert(item.strip(), param, ctx) for item in str(value).split(",")]
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object with full precision.")
+
+
+def check_ending(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse a file name whose ending names no format, before anything is computed."""
+    if path is not None and path.suffix.lower() not in PLOT_ENDINGS:
+        raise click.BadParameter(f"{str(path)!r} must end in {', '.join(PLOT_ENDINGS)}")
+    return path
+
+
+plot_option = click.option(
+    "--plot",
+    type=click.Path(path_type=Path),
+    callback=check_ending,
+    help="Draw it to this file; the ending chooses PNG, SVG or PDF.",
+)
+
+
+def spectrum_options(command: Any) -> Any:
+    """The two exponents that every command about a power-law spectrum takes."""
+    for option in (
+        click.option(
+            "-b", "--teacher-exponent", type=Number(), required=True, help="Exponent b of ω_k = k^-b, >= 0."
+        ),
+        click.option("-a", "--input-exponent", type=Number(), required=True, help="Exponent a of λ_k = k^-a, >= 0."),
+    ):
+        command = option(command)
+    return command
+
+
+def print_json(content: Any) -> None:
+    """One strict JSON object on standard output."""
+    from validate.files import strict_json
+
+    click.echo(strict_json(content))
+
+
+def print_lines(*lines: str) -> None:
+    """Plain lines on standard output; letters that the terminal cannot show are replaced."""
+    encoding = sys.stdout.encoding or "utf-8"
+    for line in lines:
+        click.echo(line.encode(encoding, errors="replace").decode(encoding))
+
+
+def write_plot(draw: Callable[[], Figure], path: Path) -> None:
+    """Draw a figure and write it in the format that the ending names."""
+    import io
+
+    from validate.files import write_atomically
+
+    figure, buffer = draw(), io.BytesIO()
+    figure.savefig(buffer, format=path.suffix.lower().lstrip("."), dpi=160, bbox_inches="tight")
+    write_atomically(path, buffer.getvalue())
+
+
+def print_table(table: RichTable) -> None:
+    """A table as wide as it needs to be where output is not a terminal, else fitted to the terminal."""
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else 200, safe_box=True)
+    with console.capture() as capture:
+        console.print(table)
+    print_lines(*capture.get().rstrip("\n").split("\n"))
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Progress]:
+    """A bar with the time left on standard error, shown on terminals only."""
+    if not sys.stderr.isatty() or os.environ.get("CI"):
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=1.0)
+        yield lambda fraction: bar.update(task, completed=fraction)
