@@ -55,13 +55,13 @@ def taylor_form() -> Iterator[Evidence]:
 
 
 def _sides(task: RegressionTask, omega: FloatArray, mu: FloatArray, *, printed: bool) -> tuple[float, float]:
-    """Both sides of (4.5), 60 terms, the right one as printed or with |ω| for |ω|^k."""
+    """Both sides of (4.5): 60 terms on the left; on the right with |ω|, or to k = 9 as printed (all are positive)."""
     left, right, norm = 0.0, 0.0, float(np.abs(mu).sum())
     factor = 1.0
     for k in range(1, 61):
         factor *= task.dim / k
         left += factor * float(mu @ omega**k) ** 2
-        if k % 2:
+        if k % 2 and not (printed and k > 9):
             inner = float(np.abs(mu) @ np.abs(omega) ** (k if printed else 1))
             right += factor * norm**2 * (inner / norm) ** (2 * k)
     return left, right
