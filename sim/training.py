@@ -175,7 +175,7 @@ def train_many(
 
     The bits are those of `train`. With one worker or one config everything runs in this process. Scripts must guard
     their entry (``if __name__ == "__main__"``), as processes are spawned. progress is called with the fraction of runs
-    done. Source: FINDINGS E; no equation.
+    done. Source: no equation.
     """
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
@@ -213,7 +213,7 @@ def scales_and_spreads(key_query: FloatArray) -> tuple[FloatArray, FloatArray]:
     r"""How layers read the query on average over its direction: B q = α q + rest with mean square length β².
 
     α = tr(B)/d and β = ‖B - α I‖_F / sqrt(d); key_query: shape (L, d, d); returns both, shape (L,).
-    Source: FINDINGS C, the law of (α, β) of the mean field.
+    Source: beyond the paper, the law of (α, β) of the mean field.
     """
     dim = key_query.shape[-1]
     scales = np.trace(key_query, axis1=1, axis2=2) / dim

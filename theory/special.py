@@ -115,7 +115,7 @@ def mean_over_order_statistic(function: Callable[[FloatArray], FloatArray], samp
     function: takes log v, shape (m,), and returns f, shape (m,), of at most polynomial growth in log v. The variable
     u = log(v/(1-v)) makes the integrand decay exponentially on both sides, where the trapezoid rule converges
     geometrically; the step is halved until two sums agree.
-    Source: order statistics of depth (45) and of the isotropic floor (beyond the paper, FINDINGS C). Raises
+    Source: order statistics of depth (45) and of the isotropic floor (beyond the paper). Raises
     PrecisionError where the sums do not settle.
     """
     n = as_integer("samples", samples, 1)
@@ -162,7 +162,7 @@ def normal_top_mean(samples: int, top: int) -> Certified:
 def chi_mean(dim: float) -> float:
     r"""Mean length of a standard normal vector, :math:`\sqrt2\, \Gamma((d+1)/2)/\Gamma(d/2)`.
 
-    dim: d > 0. Source: lengths in the isotropic floor (beyond the paper, FINDINGS C).
+    dim: d > 0. Source: lengths in the isotropic floor (beyond the paper).
     """
     return float(np.sqrt(2) * gamma_ratio(dim / 2, 0.5))
 
@@ -172,7 +172,7 @@ def cosine_upper_tail(cosine: npt.ArrayLike, dim: int) -> FloatArray:
 
     .. math:: P(C > c) = \tfrac12 I_{1-c^2}\big(\tfrac{d-1}{2}, \tfrac12\big), \quad c \ge 0
 
-    Source: isotropic floor (beyond the paper, FINDINGS C). Raises DomainError where dim < 2 or a cosine leaves
+    Source: isotropic floor (beyond the paper). Raises DomainError where dim < 2 or a cosine leaves
     [-1, 1].
     """
     d = as_integer("dim", dim, 2)
@@ -188,7 +188,7 @@ def log_cosine_constant(dim: int) -> float:
 
     .. math:: p(c) = c_d\,(1-c^2)^{(d-3)/2}, \qquad c_d = \frac{\Gamma(d/2)}{\Gamma((d-1)/2)\,\sqrt\pi}
 
-    Source: isotropic floor (beyond the paper, FINDINGS C). Raises DomainError where dim < 2.
+    Source: isotropic floor (beyond the paper). Raises DomainError where dim < 2.
     """
     d = as_integer("dim", dim, 2)
     return float(gammaln(d / 2) - gammaln((d - 1) / 2) - 0.5 * np.log(np.pi))

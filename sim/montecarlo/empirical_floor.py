@@ -174,8 +174,8 @@ def empirical_floor(
 
     degree: R, at most 32. relative_error in (0, 1]: requested standard error of the floor of every degree, relative
     to the floor. max_contexts: limit on the contexts drawn, at least 16 chunks.
-    The same seed gives the same bits for any number of workers. Source: depth (51) with S (beyond the paper,
-    FINDINGS C). Raises DomainError for arguments outside these ranges.
+    The same seed gives the same bits for any number of workers. Source: depth (51) with S (beyond the paper).
+    Raises DomainError for arguments outside these ranges.
     """
     seed = as_integer("seed", seed, 0, MAX_SEED)
     relative_error = as_real("relative_error", relative_error, 0, 1, open_low=True)

@@ -239,7 +239,7 @@ def test_best_single_softmax_of_the_isotropic_task(isotropic):
     gain = h.mean() / A.mean()
     losses = isotropic.target_power[:, 0] - 2 * gain * h + gain**2 * A
     error = losses.std(ddof=1) / math.sqrt(len(losses))
-    # FINDINGS C gives 2.106 with all its digits; the gain is fitted on the same contexts, which costs 1 / 6144.
+    # An earlier estimate of ours was 2.106; the gain is fitted on the same contexts, which costs 1 / 6144.
     assert error < 0.025
     assert abs(losses.mean() - 2.106) < 4 * error + 0.001
 

@@ -113,7 +113,7 @@ def continuum_residual(zeta: float, depth: int, eigenvalue: npt.ArrayLike, large
               = {}_2F_1(-L, L+\zeta+1; \zeta+1; \lambda/\lambda_1)
 
     zeta > 0; depth: L >= 0; eigenvalue: λ in [0, λ_1], shape (...). One at λ = 0.
-    Source: depth (37), (38) summed by Christoffel-Darboux (beyond the paper, FINDINGS B).
+    Source: depth (37), (38) summed by Christoffel-Darboux (beyond the paper).
     """
     n = as_integer("depth", depth, 0, 10**6)
     zeta = as_real("zeta", zeta, 0, 1e6, open_low=True)
@@ -127,7 +127,7 @@ def discrete_exponent(spectrum: PowerLawSpectrum) -> float:
     r"""Decay exponent :math:`(2+a)\zeta` of the free risk on the discrete spectrum of infinitely many modes.
 
     Roots of the residual remove the leading eigenvalues one by one, so a discrete spectrum is learned faster than
-    the continuum's 2 zeta. Source: beyond the paper, FINDINGS B; compare depth (40).
+    the continuum's 2 zeta. Source: beyond the paper; compare depth (40).
     """
     return (2 + spectrum.input_exponent) * spectrum.zeta
 
@@ -228,7 +228,7 @@ def residual_roots(spectrum: Spectrum, depth: int) -> FloatArray:
 
     They are squared singular values of the bidiagonal matrix: real, simple and inside (0, λ_1). At depth = number of
     distinct eigenvalues they are the eigenvalues. depth: L >= 1, at most the number of distinct eigenvalues.
-    Source: roots of depth (37) (beyond the paper, FINDINGS B). Raises DomainError for a larger depth.
+    Source: roots of depth (37) (beyond the paper). Raises DomainError for a larger depth.
     """
     steps = as_integer("depth", depth, 1, MAX_DEGREE)
     measure = spectral_measure(spectrum, steps)
@@ -251,7 +251,7 @@ def layer_steps(spectrum: Spectrum, depth: int) -> FloatArray:
     With B_ℓ = κ_ℓ I and κ_ℓ v / L = 1/root_ℓ the linear-attention model has residual Π(1 - λ/root_ℓ), so the free
     reference is reachable by the architecture. Once leading modes are removed (roots on top of eigenvalues), the
     product amplifies the rounding of each step: at dim 300, a = b = 1 float64 steps stop helping near depth 14.
-    Source: beyond the paper, FINDINGS B; compare depth (27), (33).
+    Source: beyond the paper; compare depth (27), (33).
     """
     return 1 / residual_roots(spectrum, depth)
 

@@ -53,8 +53,8 @@ def isotropic_floor(task: TopKTask) -> IsotropicFloor:
 
     with :math:`\bar\chi = E|x|` and m the mean cosine beyond the (k+1)-th largest one: lengths and directions of
     isotropic tokens are independent, and given that order statistic the k selected cosines are independent draws
-    from the tail. Relative tolerance about 1e-12. Source: depth (49)-(53) in closed form (beyond the paper,
-    FINDINGS C). Raises DomainError where the inputs are not isotropic.
+    from the tail. Relative tolerance about 1e-12. Source: depth (49)-(53) in closed form (beyond the paper).
+    Raises DomainError where the inputs are not isotropic.
     """
     spectrum = task.spectrum
     if not spectrum.isotropic_input:
@@ -102,7 +102,7 @@ def tail_cosine(log_tail: npt.ArrayLike, dim: int) -> FloatArray:
     .. math:: m = \frac{c_d\,(1-\tau^2)^{(d-1)/2}}{(d-1)\,v}, \qquad P(C > \tau) = v
 
     log_tail: log v <= 0, shape (...); dim: d >= 2. The quantile is taken from whichever of τ² and 1-τ² is small.
-    Source: beyond the paper, FINDINGS C; the exact counterpart of the normal tail in depth (45).
+    Source: beyond the paper; the exact counterpart of the normal tail in depth (45).
     """
     log_v = np.asarray(log_tail, dtype=np.float64)
     half = (as_integer("dim", dim, 2) - 1) / 2
@@ -366,7 +366,7 @@ def isotropic_empirical_floor(task: TopKTask) -> IsotropicEmpiricalFloor:
     :math:`d\,b_2 = 1 - \frac{v}{1-v}(d-1)m\tau`. task: isotropic, dim >= 2. The floor differs from
     `isotropic_floor` by O(1/P): it is below where the selected tokens show in S (1.7 % at dim 128, context 1024, top
     2), and slightly above at larger context, where only the noise of S is left.
-    Source: beyond the paper, FINDINGS C; compare depth (42), which takes S = Σ.
+    Source: beyond the paper; compare depth (42), which takes S = Σ.
     Raises DomainError where the inputs are not isotropic or dim is 1.
     """
     population = isotropic_floor(task)
@@ -396,7 +396,7 @@ def isotropic_empirical_floor(task: TopKTask) -> IsotropicEmpiricalFloor:
 def cosine_quantile(log_tail: npt.ArrayLike, dim: int) -> FloatArray:
     r"""The cosine τ that a uniform direction exceeds with probability v, shape of log_tail = log v <= 0.
 
-    dim: d >= 2. Source: beyond the paper, FINDINGS C; inverse of `theory.special.cosine_upper_tail`.
+    dim: d >= 2. Source: beyond the paper; inverse of `theory.special.cosine_upper_tail`.
     """
     log_v = np.asarray(log_tail, dtype=np.float64)
     half = (as_integer("dim", dim, 2) - 1) / 2

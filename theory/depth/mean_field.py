@@ -9,7 +9,7 @@ orthogonal to the query: it is a measure on types (α, β). With w >= 0 the meas
 
 where :math:`\bar p_j` is the attention of type j averaged over η. The moments come from `sim`; this module has the
 programme, its certificate, what layers drawn from the law reach at finite depth, and the sampling error of it all.
-Source: depth (57)-(63), Appendix B, in the limit of many layers (beyond the paper, FINDINGS C).
+Source: depth (57)-(63), Appendix B, in the limit of many layers (beyond the paper).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def best_weights(cross: npt.ArrayLike, gram: npt.ArrayLike) -> FloatArray:
     cross h (J,); gram G (J, J), symmetric. A sampled G is positive only up to noise: eigenvalues below 1e-10 of the
     largest are raised to that, and `gram_defect` says how negative the most negative was. Non-negative least squares
     on the eigenvector factor (Lawson and Hanson), then one Newton step on the support with G itself where that keeps
-    it positive. Source: the convex programme of FINDINGS C. Raises PrecisionError where G has no positive eigenvalue.
+    it positive. Source: the convex mean-field programme. Raises PrecisionError where G has no positive eigenvalue.
     """
     h, G, _ = _checked(cross, gram, cross)
     values, vectors = np.linalg.eigh(G)
@@ -111,7 +111,7 @@ def dual_bound(target_power: float, read_power: float, excess: float) -> float:
               \;\Rightarrow\; R(v) \ge T - (1+\theta)^2\, w^\top G w \quad\text{for all } v \ge 0
 
     target_power: T; read_power: :math:`w^\top G w` of any weights w; excess: θ of `excess_slope`, over all types that
-    v may use. At the optimum it equals the loss. Source: duality of the programme of FINDINGS C.
+    v may use. At the optimum it equals the loss. Source: duality of the mean-field programme.
     """
     return target_power - (1 + excess) ** 2 * read_power
 
@@ -230,7 +230,7 @@ def sampled_minimum(
 
     target_power (m,), cross (m, J), gram (m, J, J), single_power (m, J): means of each chunk; contexts: their number
     in all; folds: groups of chunks for the upper bound, at least 2 and no more than m.
-    Source: sampling error of the programme of FINDINGS C. Raises DomainError for other shapes.
+    Source: sampling error of the mean-field programme. Raises DomainError for other shapes.
     """
     T, h, G, A = (np.asarray(item, dtype=np.float64) for item in (target_power, cross, gram, single_power))
     m = len(T)

@@ -114,7 +114,7 @@ def _loss_and_gradient(measure: SpectralMeasure, kappa: FloatArray, gain: float)
 def optimal_scalars(spectrum: Spectrum, depth: int) -> FloatArray:
     r"""Scalars :math:`\kappa_\ell = L/\text{root}_\ell` with the least population loss at g = 1, ascending, (depth,).
 
-    They attain the free polynomial. Source: beyond the paper, FINDINGS B; compare depth (35), (37).
+    They attain the free polynomial. Source: beyond the paper; compare depth (35), (37).
     """
     return np.asarray(depth * layer_steps(spectrum, depth)[::-1])
 

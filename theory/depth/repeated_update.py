@@ -83,7 +83,7 @@ def continuum_best_step(spectrum: PowerLawSpectrum, depth: npt.ArrayLike) -> Flo
 
     The optimum solves :math:`\zeta F(\eta) = (1-\eta)^{2L}` with F the integral in `continuum_risk`, because
     :math:`\eta F' + \zeta F = (1-\eta)^{2L}`. It tends to 2, not to the paper's 1, and gains a factor tending to
-    2^-zeta. Source: beyond the paper, FINDINGS B; compare the estimate before depth (34).
+    2^-zeta. Source: beyond the paper; compare the estimate before depth (34).
     """
     zeta = spectrum.zeta
 
@@ -125,7 +125,7 @@ def best_step(spectrum: Spectrum, depth: npt.ArrayLike) -> FloatArray:
     r"""The step η* with the least risk on the given spectrum, shape of depth (L >= 1).
 
     The risk is convex in η; its derivative changes sign between 1 and λ_1/λ_min. At L = 1 the optimum is the free
-    polynomial's. Source: beyond the paper, FINDINGS B; compare the estimate before depth (34).
+    polynomial's. Source: beyond the paper; compare the estimate before depth (34).
     """
     depths = as_depths(depth)
     measure = _measure(spectrum, depths)
@@ -155,6 +155,6 @@ def _best_measure_step(measure: SpectralMeasure, depth: float) -> float:
 def best_risk(spectrum: Spectrum, depth: npt.ArrayLike) -> FloatArray:
     r"""Risk of the repeated update at its best step on the given spectrum, shape of depth (L >= 1).
 
-    Source: beyond the paper, FINDINGS B: minimum over γ of depth (30) with (33).
+    Source: beyond the paper: minimum over γ of depth (30) with (33).
     """
     return finite_risk(spectrum, depth, best_step(spectrum, depth))

@@ -127,7 +127,7 @@ def effective_step(act: Activation, gamma: float, mu: float) -> float:
 def activation_risk(task: RegressionTask, act: Activation, gamma: float, mu: float) -> Certified:
     r"""Exact population risk of two opposite heads with a normalised activation f >= 0.
 
-    Quadrature as in `attention_moments`, with f(az) for exp(az). Source: beyond the paper, FINDINGS D; predictor of
+    Quadrature as in `attention_moments`, with f(az) for exp(az). Source: beyond the paper; predictor of
     multihead section 5.2. Raises DomainError where f changes sign: then the normaliser has a density at zero and the
     risk is infinite at every γ ≠ 0, however rarely a batch shows it. For f with a zero, the context must be above 4.
     """
@@ -141,7 +141,7 @@ def activation_risk(task: RegressionTask, act: Activation, gamma: float, mu: flo
 
 
 def best_mu(task: RegressionTask, act: Activation, gamma: float) -> float:
-    """The μ with the least exact risk at given γ. Source: beyond the paper, FINDINGS D. Errors as `activation_risk`."""
+    """The μ with the least exact risk at given γ. Source: beyond the paper. Errors as `activation_risk`."""
     linear_term, quadratic = _two_head_terms(task, act, gamma, 1.0)
     return linear_term / quadratic
 
@@ -226,7 +226,7 @@ def small_gamma_coefficient(task: RegressionTask, act: Activation) -> float:
     .. math:: -\frac{4(L-1)(d+2)\big[(L+1)f_2-3(L-1)f_3\big]}{L(L+d+d\sigma^2)^2}
 
     For exp it is :math:`-4(L-1)(d+2)/(L(L+d+d\sigma^2)^2) < 0`; for 1 + Cx it is exactly 0. A formal series where f
-    changes sign. Source: beyond the paper, FINDINGS D for exp; any f by the moments of z̄, mean z², ... up to z⁴.
+    changes sign. Source: beyond the paper for exp; any f by the moments of z̄, mean z², ... up to z⁴.
     """
     d, L = task.dim, task.context
     if task.covariance is not None:
@@ -239,7 +239,7 @@ def regime(act: Activation) -> Regime:
     """Which side of f₂ = 3f₃ the activation lies on, which decides at large context; exp and 1 + Cx lie on the line.
 
     At finite context the line is (L+1)f₂ = 3(L-1)f₃, so that exp has a finite best scale; see
-    `small_gamma_coefficient`. Source: beyond the paper, FINDINGS D.
+    `small_gamma_coefficient`. Source: beyond the paper.
     """
     difference = act.second - 3 * act.third
     if abs(difference) <= _EQUAL:
@@ -250,7 +250,7 @@ def regime(act: Activation) -> Regime:
 def asymptotic_gain(task: RegressionTask) -> float:
     r"""Gain of the best finite scale over debiased descent at large context, :math:`2(d+2)/L^2`, where f₂ > 3f₃.
 
-    Source: beyond the paper, FINDINGS D.
+    Source: beyond the paper.
     """
     return 2 * (task.dim + 2) / task.context**2
 
@@ -260,7 +260,7 @@ def best_two_heads(task: RegressionTask, act: Activation) -> ActivationOptimum:
 
     The risk with the best μ is minimised over C γ in [0.02, 1.5], and the minimum refined as the root of the derivative
     of a polynomial through it, good to 1e-6 in γ. Where f changes sign the risk is infinite at every γ > 0 and only
-    the limit is returned. Source: beyond the paper, FINDINGS D; multihead Table 1.
+    the limit is returned. Source: beyond the paper; multihead Table 1.
     """
     step = debiased_step(task)
     limit = float(debiased_step_risk(task, step))

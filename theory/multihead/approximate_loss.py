@@ -201,7 +201,7 @@ def first_order_loss(task: RegressionTask, omega: npt.ArrayLike, mu: npt.ArrayLi
 
     (4.1) has :math:`e^{d\omega\omega'}` for :math:`s^{-d/2} = E\,e^{\omega\omega'|x_q|^2}` and no g. The error is of
     order 1/L² while \|ω\| < 1/2, where its coefficient exists; at γ → 0 in opposite heads it gives debiased descent
-    exactly. Source: beyond the paper, FINDINGS D, from the expansion of softmax weights around their mean. Raises
+    exactly. Source: beyond the paper, from the expansion of softmax weights around their mean. Raises
     DomainError where \|ω\| >= 1/sqrt(2): the mean over \|x_q\| diverges.
     """
     w, m = heads(omega, mu)

@@ -57,7 +57,7 @@ def single_slope_moments(slope: FloatArray, context: int, order: int = 0, finene
     .. math:: f_3 = L\int_0^\infty t\,E[w^2e^{-tw}]\,\varphi(t)^{L-1}dt, \qquad w = e^{az}, \quad \varphi(t) = Ee^{-tw}
 
     slope: a, shape (n,); context: L >= 1; order: 0 to 2; fineness: divides all steps. Relative error 1e-12.
-    Source: beyond the paper, FINDINGS D. Raises PrecisionError where \|a\| > 130.
+    Source: beyond the paper. Raises PrecisionError where \|a\| > 130.
     """
     a = np.abs(slope)
     if context == 1:
@@ -77,7 +77,7 @@ def slope_pair_moments(
 
     m is 1, 3 or 6 for order 0, 1 or 2: f; f_a, f_b; f_aa, f_ab, f_bb. left, right: a and b, shape (n,); context:
     L >= 1; fineness: divides all steps. Error below 1e-12 of 1 + \|f\|.
-    Source: beyond the paper, FINDINGS D. Raises PrecisionError where a slope exceeds 130 in magnitude, or two
+    Source: beyond the paper. Raises PrecisionError where a slope exceeds 130 in magnitude, or two
     slopes both exceed 30 and are of one sign, or of any sign with fewer than 24 tokens.
     """
     size = (1, 3, 6)[order]

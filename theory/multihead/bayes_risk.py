@@ -36,7 +36,7 @@ def bayes_risk(task: RegressionTask) -> Certified:
 
     task: isotropic, with min(dim, context) <= 300; noise >= 0 (at noise 0 the risk is (1 - L/d)_+). For L < d the W of
     the transpose is used, plus (d-L)/(dσ²) for its null space. The tolerance is the change on refining the panels,
-    plus rounding. Source: beyond the paper, FINDINGS D; the risk that multihead Theorem 4.2 (iii) compares with.
+    plus rounding. Source: beyond the paper; the risk that multihead Theorem 4.2 (iii) compares with.
     Raises DomainError where the covariance is not the identity or min(dim, context) > 300.
     """
     d, L, noise = _sizes(task)
@@ -146,7 +146,7 @@ def bayes_risk_limit(ratio: npt.ArrayLike, noise: npt.ArrayLike) -> FloatArray:
 
     ratio: ξ > 0, above 1 too; noise: σ² >= 0. Evaluated in the conjugate form
     :math:`2\xi\sigma^2/(b+\sqrt{b^2+4\xi^2\sigma^2})` where b > 0, so that no digit is lost down to σ² = 0.
-    Source: limit in multihead Theorem 4.2 (iii); FINDINGS D. Raises DomainError where ξ <= 0 or σ² < 0.
+    Source: limit in multihead Theorem 4.2 (iii). Raises DomainError where ξ <= 0 or σ² < 0.
     """
     xi, variance = _ratio_and_noise(ratio, noise)
     b = 1 - xi + xi * variance
@@ -168,8 +168,9 @@ def debiased_risk_limit(ratio: npt.ArrayLike, noise: npt.ArrayLike) -> FloatArra
 def paper_ratio_bound(ratio: npt.ArrayLike, noise: npt.ArrayLike) -> FloatArray:
     r"""Bound :math:`1 + \sigma^{-2}\{(1+\xi\sigma^2)(1+\sigma^2+\xi^{-1})\}^{-1}` on debiased over Bayes risk.
 
-    ratio: ξ > 0; noise: σ² > 0 with σ² + 1/ξ > 1 in the paper, though it holds without. Source: multihead Theorem 4.2
-    (iii). Raises DomainError where noise is 0.
+    ratio: ξ > 0; noise: σ² > 0, with σ² + 1/ξ > 1 in the paper; over wide ranges it holds without that, but in the
+    proportional limit only: at finite size see `sharp_ratio_bound`. Source: multihead Theorem 4.2 (iii). Raises
+    DomainError where noise is 0.
     """
     xi, variance = _ratio_and_noise(ratio, noise)
     _check_noisy(variance)
@@ -183,7 +184,7 @@ def sharp_ratio_bound(task: RegressionTask) -> float:
 
     By Jensen, :math:`E\operatorname{tr}(W+sI)^{-1} \ge d/(L+s)`, and debiased descent at its best step is known
     exactly. In the limit it is :math:`1+\xi/(\sigma^2(1+\xi+\xi\sigma^2)^2)`, below the paper's bound.
-    Source: beyond the paper, FINDINGS D. Raises DomainError where noise is 0.
+    Source: beyond the paper. Raises DomainError where noise is 0.
     """
     d, L, noise = task.dim, task.context, task.noise
     if task.covariance is not None:
@@ -195,7 +196,7 @@ def sharp_ratio_bound(task: RegressionTask) -> float:
 def sharp_ratio_bound_limit(ratio: npt.ArrayLike, noise: npt.ArrayLike) -> FloatArray:
     r"""Proportional limit :math:`1+\xi/(\sigma^2(1+\xi+\xi\sigma^2)^2)` of `sharp_ratio_bound`.
 
-    Source: beyond the paper, FINDINGS D. Raises DomainError where noise is 0.
+    Source: beyond the paper. Raises DomainError where noise is 0.
     """
     xi, variance = _ratio_and_noise(ratio, noise)
     _check_noisy(variance)
@@ -205,7 +206,7 @@ def sharp_ratio_bound_limit(ratio: npt.ArrayLike, noise: npt.ArrayLike) -> Float
 def debiased_bayes_ratio(task: RegressionTask) -> Certified:
     """Exact ratio of the risks of debiased descent at its best step and of Bayes, at finite size.
 
-    Source: left-hand side of multihead Theorem 4.2 (iii) before the limit; FINDINGS D. Raises DomainError where the
+    Source: left-hand side of multihead Theorem 4.2 (iii) before the limit. Raises DomainError where the
     Bayes risk is zero.
     """
     bayes = bayes_risk(task)

@@ -167,7 +167,7 @@ def vanilla_step_risk(task: RegressionTask, step: npt.ArrayLike) -> FloatArray:
 
     .. math:: 1 + \sigma^2 - 2\eta + \eta^2\Big(1 + \frac{d+1+d\sigma^2}{L}\Big)
 
-    Source: beyond the paper, FINDINGS D; predictor of multihead Observation 3.
+    Source: beyond the paper; predictor of multihead Observation 3.
     """
     d, L, noise = _isotropic(task)
     eta = np.asarray(step, dtype=np.float64)
@@ -179,7 +179,7 @@ def debiased_step_risk(task: RegressionTask, step: npt.ArrayLike) -> FloatArray:
 
     .. math:: 1 + \sigma^2 - 2\eta\frac{L-1}{L} + \eta^2\frac{(L-1)(L+d+d\sigma^2)}{L^2}
 
-    Source: beyond the paper, FINDINGS D; predictor of multihead (4.11).
+    Source: beyond the paper; predictor of multihead (4.11).
     """
     d, L, noise = _isotropic(task)
     eta = np.asarray(step, dtype=np.float64)
@@ -189,7 +189,7 @@ def debiased_step_risk(task: RegressionTask, step: npt.ArrayLike) -> FloatArray:
 def vanilla_step(task: RegressionTask) -> float:
     r"""Best step :math:`L/(L+d+1+d\sigma^2)` of vanilla gradient descent on isotropic tokens.
 
-    Source: beyond the paper, FINDINGS D.
+    Source: beyond the paper.
     """
     d, L, noise = _isotropic(task)
     return L / (L + d + 1 + d * noise)
@@ -199,7 +199,7 @@ def debiased_step(task: RegressionTask) -> float:
     r"""Best step :math:`\eta^* = (1 + (1+\sigma^2)d/L)^{-1}` of debiased gradient descent on isotropic tokens.
 
     The paper has it as a limit of the approximate loss; it is exactly optimal at every d and L.
-    Source: multihead Theorem 4.2 (ii); exactness beyond the paper, FINDINGS D.
+    Source: multihead Theorem 4.2 (ii); exactness beyond the paper.
     """
     d, L, noise = _isotropic(task)
     return L / (L + d * (1 + noise))
@@ -219,7 +219,7 @@ def vanilla_risk(task: RegressionTask, preconditioner: npt.ArrayLike, prior: npt
               + \frac{\operatorname{tr}B\Sigma+\sigma^2}{L}\operatorname{tr}G\Sigma G^\top\Sigma
 
     preconditioner: G, shape (d, d), step included; prior: B, shape (d, d), or ``None`` for I/d.
-    Source: beyond the paper, FINDINGS D; predictor of multihead (5.6).
+    Source: beyond the paper; predictor of multihead (5.6).
     """
     cross, fourth, spread, label = _traces(task, preconditioner, prior)
     L, noise = task.context, task.noise
@@ -233,7 +233,7 @@ def debiased_risk(task: RegressionTask, preconditioner: npt.ArrayLike, prior: np
               + \operatorname{tr}B\Sigma G\Sigma G^\top\Sigma
               + \frac{\operatorname{tr}B\Sigma+\sigma^2}{L}\operatorname{tr}G\Sigma G^\top\Sigma\Big\}
 
-    Arguments as in `vanilla_risk`. Source: beyond the paper, FINDINGS D; predictor of multihead (5.5).
+    Arguments as in `vanilla_risk`. Source: beyond the paper; predictor of multihead (5.5).
     """
     cross, fourth, spread, label = _traces(task, preconditioner, prior)
     L, noise = task.context, task.noise
@@ -262,7 +262,7 @@ def vanilla_preconditioner(task: RegressionTask, prior: npt.ArrayLike | None = N
     r"""Best G of vanilla descent, :math:`[(1+\frac1L)B\Sigma+\frac1L(\operatorname{tr}B\Sigma+\sigma^2)I]^{-1}B`.
 
     With B = I/d this is the inverse of the paper's matrix in (5.6). prior: B, shape (d, d), or ``None`` for I/d.
-    Source: multihead (5.6); any prior beyond the paper, FINDINGS D.
+    Source: multihead (5.6); any prior beyond the paper.
     """
     return _best_preconditioner(task, prior, 1 + 1 / task.context)
 
@@ -271,7 +271,7 @@ def debiased_preconditioner(task: RegressionTask, prior: npt.ArrayLike | None = 
     r"""Best G of debiased gradient descent, :math:`[B\Sigma + \frac{\operatorname{tr}B\Sigma+\sigma^2}{L}I]^{-1}B`.
 
     It lacks the factor 1 + 1/L of (5.6), which is optimal for the vanilla estimator only, while two softmax heads
-    emulate the debiased one. Arguments as in `vanilla_preconditioner`. Source: beyond the paper, FINDINGS D.
+    emulate the debiased one. Arguments as in `vanilla_preconditioner`. Source: beyond the paper.
     """
     return _best_preconditioner(task, prior, 1.0)
 
@@ -296,7 +296,7 @@ def softmax_length_risk(task: RegressionTask, step: float, test_context: npt.Arr
 
     step: η = 2γμ as trained; test_context: L' >= 1, shape (...). Rises from 1 + σ² at L' = 1, where it predicts 0, and
     falls from there to σ² + (1-η)².
-    Source: multihead section 5.1 and Figure 8; formula beyond the paper, FINDINGS D.
+    Source: multihead section 5.1 and Figure 8; formula beyond the paper.
     """
     d, _, noise = _isotropic(task)
     L = _contexts(test_context)
@@ -310,7 +310,7 @@ def linear_length_risk(task: RegressionTask, step: float, test_context: npt.Arra
               1+\sigma^2-2\eta\rho+\eta^2\rho^2\Big(1+\frac{d+1+d\sigma^2}{L'}\Big), \quad \rho = \frac{L'}{L}
 
     task.context: the training length L; step: η; test_context: L' >= 1, shape (...). Least near L' = L/η, then grows
-    as L'². Source: multihead section 5.1 and Figure 8; formula beyond the paper, FINDINGS D.
+    as L'². Source: multihead section 5.1 and Figure 8; formula beyond the paper.
     """
     d, L, noise = _isotropic(task)
     test = _contexts(test_context)
@@ -322,7 +322,7 @@ def infinite_length_risk(noise: float, omega: npt.ArrayLike, mu: npt.ArrayLike) 
     r"""Floor in test length of softmax on isotropic tokens, :math:`\sigma^2 + (1-\langle\mu,\omega\rangle)^2`.
 
     As L → ∞ a head's average of tilted normal tokens tends to ω x_q. omega, mu: shape (h,).
-    Source: beyond the paper, FINDINGS D.
+    Source: beyond the paper.
     """
     return float(noise + (1 - np.dot(np.asarray(omega, dtype=np.float64), np.asarray(mu, dtype=np.float64))) ** 2)
 

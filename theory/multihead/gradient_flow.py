@@ -202,7 +202,7 @@ def _settled(times: FloatArray, violation: FloatArray, tolerance: float) -> floa
 def two_head_velocity(task: RegressionTask, w: npt.ArrayLike, m: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
     r"""Velocities (ẇ, ṁ) of two opposite heads, shapes of the broadcast arguments.
 
-    Source: beyond the paper, FINDINGS D, from multihead (4.1); the module's first display.
+    Source: beyond the paper, from multihead (4.1); the module's first display.
     """
     w_, m_ = np.broadcast_arrays(np.asarray(w, dtype=np.float64), np.asarray(m, dtype=np.float64))
     c, d = noise_level(task), task.dim
@@ -215,7 +215,7 @@ def two_head_velocity(task: RegressionTask, w: npt.ArrayLike, m: npt.ArrayLike) 
 def imbalance_growth(task: RegressionTask, w: npt.ArrayLike, m: npt.ArrayLike) -> FloatArray:
     r"""Rate :math:`\frac{d}{dt}(m^2-w^2) = 8cm^2(x\cosh x-\sinh x) \ge 0`, so that m² - w² never falls.
 
-    Source: beyond the paper, FINDINGS D.
+    Source: beyond the paper.
     """
     w_, m_ = np.asarray(w, dtype=np.float64), np.asarray(m, dtype=np.float64)
     return np.asarray(8 * noise_level(task) * m_**2 * _cosh_minus_sinh(task.dim * w_ * w_))
@@ -241,7 +241,7 @@ def _weighted(square: FloatArray) -> FloatArray:
 def linear_growth(start_w: float, start_m: float, time: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
     r"""Early flow :math:`\dot m = 2w, \dot w = 2m`: the sum grows as e^{2t}, the difference decays as e^{-2t}.
 
-    Returns (w, m), shapes of time. Source: beyond the paper, FINDINGS D; sign-matching term of multihead 4.2.1.
+    Returns (w, m), shapes of time. Source: beyond the paper; sign-matching term of multihead 4.2.1.
     """
     t = np.asarray(time, dtype=np.float64)
     total, difference = (start_m + start_w) * np.exp(2 * t), (start_m - start_w) * np.exp(-2 * t)
@@ -253,7 +253,7 @@ def logistic_growth(task: RegressionTask, start_product: float, time: npt.ArrayL
 
     .. math:: p(t) = \frac{p_0e^{4t}}{1+2(1+X)p_0(e^{4t}-1)}, \qquad X = (1+\sigma^2)d/L
 
-    It saturates at the local optimality condition (4.3), 2mw = 1/(1+X). Source: beyond the paper, FINDINGS D.
+    It saturates at the local optimality condition (4.3), 2mw = 1/(1+X). Source: beyond the paper.
     """
     t = np.asarray(time, dtype=np.float64)
     decay = np.exp(-4 * t)
@@ -265,7 +265,7 @@ def turning_point(task: RegressionTask, start: float = 1e-4) -> TurningPoint:
     r"""Peak of w, where :math:`2mw(1+X\cosh dw^2) = 1`, on the flow that leaves the origin along m = w.
 
     start: m = w at time 0, in (0, 0.01]; its trace in w and m at the peak is of order start^4 and part of their
-    tolerance. Integrated with an event. Source: beyond the paper, FINDINGS D; multihead Observation 4.
+    tolerance. Integrated with an event. Source: beyond the paper; multihead Observation 4.
     """
     first = as_real("start", start, 0, 0.01, open_low=True)
 
@@ -292,7 +292,7 @@ def turning_point(task: RegressionTask, start: float = 1e-4) -> TurningPoint:
 def slow_manifold_mu(task: RegressionTask, w: npt.ArrayLike) -> FloatArray:
     r"""Slow manifold after the turning, :math:`m = w/(2w^2+2c\sinh dw^2)`, to leading order in the stiffness.
 
-    It is μ_γ of (4.6) at γ = w, where ṁ = 0. Source: multihead (4.6); as slow manifold beyond the paper, FINDINGS D.
+    It is μ_γ of (4.6) at γ = w, where ṁ = 0. Source: multihead (4.6); as slow manifold beyond the paper.
     """
     return effective_mu(task, w)
 
@@ -302,7 +302,7 @@ def slow_manifold_time(task: RegressionTask, high: float, low: float) -> Certifi
 
     .. math:: t = \int_{low}^{high}\frac{\frac{d}{dw}(w^2-\mu_w^2)}{8c\mu_w^2(x\cosh x-\sinh x)}dw
 
-    from the growth of m² - w². high, low: 0 < low < high with d high² <= 50. Source: beyond the paper, FINDINGS D.
+    from the growth of m² - w². high, low: 0 < low < high with d high² <= 50. Source: beyond the paper.
     """
     d, c = task.dim, noise_level(task)
     top = as_real("high", high, 0, float(np.sqrt(50 / d)), open_low=True)
@@ -322,14 +322,17 @@ def slow_manifold_time(task: RegressionTask, high: float, low: float) -> Certifi
 
 
 def late_scale(task: RegressionTask, time: npt.ArrayLike) -> FloatArray:
-    r"""Late-time law :math:`w \simeq (8cd^3t)^{-1/6}`, shape of time. Source: beyond the paper, FINDINGS D."""
+    r"""Late-time law :math:`w \simeq (8cd^3t)^{-1/6}` of two opposite heads, shape of time.
+
+    Other head counts keep the exponent with another constant. Source: beyond the paper.
+    """
     return np.asarray((8 * noise_level(task) * task.dim**3 * np.asarray(time, dtype=np.float64)) ** (-1 / 6))
 
 
 def late_excess(task: RegressionTask, time: npt.ArrayLike) -> FloatArray:
     r"""Late-time excess of the loss over its infimum, :math:`\frac{X}{6(1+X)^2}d^2w^4 \propto t^{-2/3}`, shape of time.
 
-    Source: beyond the paper, FINDINGS D.
+    For two opposite heads, as `late_scale`. Source: beyond the paper.
     """
     X = noise_level(task) * task.dim
     return np.asarray(X / (6 * (1 + X) ** 2) * task.dim**2 * late_scale(task, time) ** 4)

@@ -72,7 +72,7 @@ def descent_rule(task: MultiTaskRegression, teacher_variance: float | None = Non
     .. math:: G_{ni} = \frac{1\{i\in S_n\}}{1 + (|S_n| + \sigma^2/\tau^2)/L}
 
     exactly optimal at every d and L. teacher_variance: τ² > 0, by default 1/d. With unscaled β (τ² = 1) and context
-    48, 4 active dimensions have 0.921. Source: beyond the paper, FINDINGS D; multihead section 5.4.
+    48, 4 active dimensions have 0.921. Source: beyond the paper; multihead section 5.4.
     """
     mask, tau = signal_mask(task), _teacher_variance(task, teacher_variance)
     size = mask.sum(axis=1, keepdims=True)
@@ -131,7 +131,7 @@ def _teacher_variance(task: MultiTaskRegression, value: float | None) -> float:
 def implemented_rule(omega: npt.ArrayLike, mu: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
     r"""What heads do as ω → 0: sums :math:`\sum_h\mu_{hn}`, shape (N,), and :math:`\sum_h\mu_{hn}\omega_{hi}`, (N, d).
 
-    A descent rule needs the former to vanish. Source: multihead section 5.4 with (4.10); FINDINGS D.
+    A descent rule needs the former to vanish. Source: multihead section 5.4 with (4.10).
     """
     w, m = _heads(omega, mu)
     return np.asarray(m.sum(axis=0)), np.asarray(m.T @ w)

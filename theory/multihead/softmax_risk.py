@@ -78,7 +78,7 @@ def query_length_rule(dim: int, largest_omega: float, fineness: float = 1.0) -> 
 
     Generalised Gauss-Laguerre in r²/2 where the softmax is nearly linear; else Gauss-Legendre in r, because the
     softmax then bends at r ~ 1/ω, where Laguerre nodes are sparse. dim: d >= 1; largest_omega: of the heads' \|ω\|.
-    Source: beyond the paper, FINDINGS D.
+    Source: beyond the paper.
     """
     for limit, count in _LAGUERRE_NODES:
         if largest_omega <= limit:
@@ -110,7 +110,7 @@ def softmax_risk(task: RegressionTask, omega: npt.ArrayLike, mu: npt.ArrayLike) 
     rounding, which grows with \|μ\|² where heads cancel. Exact limits: 1 + σ² + \|Σμ\|²(1+σ²)/L as ω → 0.
     Holds for \|ω\| up to 3, dim up to 1000 and context up to 10^5, except two
     different ω's of one sign (below 24 tokens, of any sign) for which both \|ω\| \|x_q\| exceed 30: PrecisionError.
-    Source: beyond the paper, FINDINGS D; multihead (2.5) with (3.2). Raises DomainError where the covariance is not
+    Source: beyond the paper; multihead (2.5) with (3.2). Raises DomainError where the covariance is not
     the identity or shapes differ, PrecisionError where \|ω\| \|x_q\| leaves the range of the quadrature.
     """
     w, m = _heads(omega, mu)
@@ -235,7 +235,7 @@ def risk_coefficients(
     r"""Coefficients c and K of the heads ``omega``, shape (h,), with derivatives in ω up to ``order`` (0, 1 or 2).
 
     Derivatives beyond ``order`` are zero arrays. fineness: divides the steps of all quadratures, to check them.
-    Source: beyond the paper, FINDINGS D. Raises DomainError where the covariance is not the identity.
+    Source: beyond the paper. Raises DomainError where the covariance is not the identity.
     """
     w, _ = _heads(omega, omega)
     _check_isotropic(task)
@@ -257,7 +257,7 @@ def risk_coefficients(
 def risk_derivatives(task: RegressionTask, omega: npt.ArrayLike, mu: npt.ArrayLike) -> RiskDerivatives:
     r"""Exact risk with its gradient and Hessian in (ω, μ), stacked in this order, for one model of h heads.
 
-    omega, mu: shape (h,). Source: beyond the paper, FINDINGS D. Errors as in `softmax_risk`.
+    omega, mu: shape (h,). Source: beyond the paper. Errors as in `softmax_risk`.
     """
     w, m = _heads(omega, mu)
     return assemble_derivatives(task, risk_coefficients(task, w, 2), m)
@@ -266,7 +266,7 @@ def risk_derivatives(task: RegressionTask, omega: npt.ArrayLike, mu: npt.ArrayLi
 def assemble_derivatives(task: RegressionTask, coefficients: RiskCoefficients, mu: FloatArray) -> RiskDerivatives:
     r"""Risk, gradient and Hessian at ``mu`` from coefficients with derivatives of order 2.
 
-    mu: shape (h,). Source: derivatives of the quadratic form in `RiskCoefficients`, FINDINGS D.
+    mu: shape (h,). Source: derivatives of the quadratic form in `RiskCoefficients`.
     """
     q, m, h = coefficients, mu, mu.size
     value = 1 + task.noise - 2 * q.linear @ m + m @ q.quadratic @ m
@@ -285,7 +285,7 @@ def assemble_derivatives(task: RegressionTask, coefficients: RiskCoefficients, m
 def optimal_mu(task: RegressionTask, omega: npt.ArrayLike) -> tuple[FloatArray, Certified]:
     r"""The μ with the least exact risk at given ω, :math:`\mu = K^{-1}c`, and that risk, :math:`1+\sigma^2-c^\top\mu`.
 
-    omega: shape (h,). Heads of equal ω share their weight equally. Source: beyond the paper, FINDINGS D; compare
+    omega: shape (h,). Heads of equal ω share their weight equally. Source: beyond the paper; compare
     (4.6). Raises PrecisionError where distinct ω's are so close that K is singular to its own error: see
     `merged_risk` for the limit.
     """
@@ -317,7 +317,7 @@ def small_gamma_risk(task: RegressionTask, gamma: npt.ArrayLike) -> FloatArray:
               \quad \eta^* = \frac{L}{L+d(1+\sigma^2)}
 
     The coefficient is negative: a finite γ beats debiased gradient descent at every d and L > 1.
-    Source: beyond the paper, FINDINGS D.
+    Source: beyond the paper.
     """
     _check_isotropic(task)
     d, L, noise = task.dim, task.context, task.noise
@@ -411,7 +411,7 @@ def optimum(task: RegressionTask, heads: int) -> SoftmaxOptimum:
     pair is opposite, so that this is debiased gradient descent with a correction. The search is over limits of that
     kind, and from there over separate heads where pulling the pair apart helps (small contexts): a local minimum,
     certified as such, not a proof that none is lower. Half a minute for three or four heads at dim 5, context 40.
-    Source: beyond the paper, FINDINGS D. Raises DomainError for other head counts and for context 1 (where all heads
+    Source: beyond the paper. Raises DomainError for other head counts and for context 1 (where all heads
     are alike), PrecisionError where the search does not settle or γ is lost in rounding (context of 10^5).
     """
     count = as_integer("heads", heads, 1, 4)

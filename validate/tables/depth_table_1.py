@@ -17,7 +17,7 @@ from validate.tables.comparison import Agreement, Progress, Row, Table, paper_ro
 from validate.tables.depth_table_3 import CONTEXT, DEGREE, DIM, MEASURED_TOLERANCE, sample
 
 TOP_K = 2
-# The paper's unstated size of its softmax models (FINDINGS A).
+# The paper's unstated size of its softmax models.
 SOFTMAX_DIM, SOFTMAX_CONTEXT = 16, 64
 DEPTHS = (1, 4, 16)
 # Our own numbers are called inconsistent beyond this z.

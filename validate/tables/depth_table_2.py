@@ -14,7 +14,7 @@ from theory.results import Estimate, FloatArray
 from validate.figures.comparison import exponent_figure
 from validate.tables.comparison import Agreement, Progress, Row, Table, paper_rows, share
 
-# The paper's unstated size of its linear models (FINDINGS A).
+# The paper's unstated size of its linear models.
 DIM = 128
 # Depths over which finite-dimensional exponents are fitted; beyond 8 the free polynomial is too sensitive to the
 # rounding of its layer steps to be simulated as a product of layers.

@@ -12,7 +12,7 @@ from validate.figures.comparison import floor_figure
 from validate.predictions import sampled_floors
 from validate.tables.comparison import Z_LIMIT, Agreement, Progress, Row, Table, compare, paper_rows, share
 
-# The paper's unstated sizes (FINDINGS A): they reproduce its isotropic floor to five digits.
+# The paper's unstated sizes: they reproduce its isotropic floor to five digits.
 DIM, CONTEXT = 128, 1024
 # Degree of the covariance polynomial; the floors no longer move beyond it.
 DEGREE = 8

@@ -23,7 +23,7 @@ from theory.problems import RegressionTask
 from theory.results import DomainError, PrecisionError
 
 TASK = RegressionTask(5, 40, 0.1)
-# Given in FINDINGS D to the digits shown.
+# Known to the digits shown.
 ORACLES = [([0.52], [1.42], 0.40559717), ([0.1267, -0.1267], [3.5006, -3.5006], 0.24299818)]
 ORACLES += [([0.5, -0.5], [2, -2], 1.39576537)]
 

@@ -1,4 +1,4 @@
-"""Claims beyond:...: our own results on the depth paper, FINDINGS A, B and C without the mean-field floor."""
+"""Claims beyond:...: our own results on the depth paper, without the mean-field floor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from validate.claims.ledger import Evidence, Ledger, Method, Relation, statistic
 from validate.tables.comparison import paper_rows
 
 LEDGER = Ledger()
-# FINDINGS prints exponents with two decimals, not all of them rounded to nearest, and floors with six.
+# The statements print exponents with two decimals, not all of them rounded to nearest, and floors with six.
 TWO_DECIMALS, SIX_DECIMALS = 0.01, 5.1e-7
 
 
@@ -65,7 +65,7 @@ def linear_sizes() -> Iterator[Evidence]:
     "beyond:softmax-sizes",
     "the softmax-attention numbers are of dim 16",
     r"a=0:\ L_0(0,b)/L_0(0,0)=\operatorname{tr}\Omega/d\text{ at }d=16",
-    reading="the context, 64 in FINDINGS, shows only in the levels: mean-field floors and trained models",
+    reading="the context, 64, shows only in the levels: mean-field floors and trained models",
 )
 def softmax_sizes() -> Iterator[Evidence]:
     rows = [row for row in paper_rows("depth:table-1") if row["a"] == 0]
@@ -301,7 +301,7 @@ def isotropic_floor() -> Iterator[Evidence]:
     "beyond:empirical-floor",
     "the floor in the empirical covariance at the paper's size",
     r"(128,1024,2):\ \text{degree one in }S:\ 58.242,\ E\,t\cdot Sq=1.123\,E\,t\cdot q,\ E|Sq|^2=d(1+(d+1)/P)",
-    reading="as stated in FINDINGS C",
+    reading="as first stated by us",
 )
 def stated_empirical_floor() -> Iterator[Evidence]:
     task = _isotropic(LINEAR_SIZE)

@@ -569,7 +569,7 @@ def percentile_difference() -> Iterator[Evidence]:
     r"\Delta Q(q)\le0\text{ at the lowest percentiles},\quad\Delta Q(q)>0\text{ in the upper tail}",
     measurement=True,
     reading="the trained models of Figure 13 are not available without training; in their place the best single softmax "
-    "of the task against 64 layers drawn from a mixture near the optimal law (FINDINGS C), top 2, dim 16, context 64; "
+    "of the task against 64 layers drawn from a mixture near the optimal law, top 2, dim 16, context 64; "
     "at the lowest percentile only the absence of a gain is tested, for the loss there is too small to resolve",
 )
 def coverage() -> Iterator[Evidence]:

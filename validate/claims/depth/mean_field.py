@@ -1,4 +1,4 @@
-"""Claims beyond:mean-field-...: the floor of softmax attention with infinitely many layers, FINDINGS C and A."""
+"""Claims beyond:mean-field-...: the floor of softmax attention with infinitely many layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from validate.mean_field import MeanFieldFloor, mean_field_floors
 from validate.tables.comparison import paper_tables
 
 LEDGER = Ledger()
-# The sizes behind the paper's softmax numbers (FINDINGS A).
+# The sizes behind the paper's softmax numbers.
 DIM, CONTEXT = 16, 64
 SEED = 0
 # "Within 2 %", and the sampling error of the printed floors.
@@ -26,7 +26,7 @@ CLOSE = 0.02
 PRINTED_ERROR = 0.015
 FALSE_ALARM = 1e-4
 GAP = 1e-3
-# Losses of our trained checks at a = b = 0 (FINDINGS A): top_k, depth, loss and its error.
+# Losses of our trained checks at a = b = 0: top_k, depth, loss and its error.
 TRAINED = ((2, 64, 2.032, 0.005), (16, 16, 0.3077, 0.0005), (16, 64, 0.2893, 0.0005))
 _SIZES = f"dim {DIM}, context {CONTEXT}"
 _LAW = r"\min_{w\ge0}\;T-2h^\top w+w^\top Gw"

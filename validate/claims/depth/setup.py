@@ -27,7 +27,7 @@ ROUNDING = 1e-12
 # Isotropic, one exponent at a time, and steep: the regimes in which sampled statements are tried.
 REGIMES = ((0.0, 0.0), (0.0, 1.0), (1.0, 0.5), (2.0, 2.0))
 _SAMPLED = "(a,b) in (0,0) (0,1) (1,0.5) (2,2); dim 6, context 8, 20,000 contexts each"
-# The paper's unstated sizes (FINDINGS A).
+# The paper's unstated sizes.
 LINEAR_SIZE = (128, 1024)
 SOFTMAX_SIZE = (16, 64)
 
