@@ -76,3 +76,30 @@ def linear_attention_prediction(U, q, beta, W_x, W_y, W_v, W_o, W_q, W_k):
             updated.append(states[i] + change / depth)
         states = updated
     return float(W_o @ states[-1])
+
+
+def softmax_risk_chunk(rng, contexts, dim, context, noise, omega, mu):
+    """Twin of the reduced softmax-risk kernel, whole arrays at a time for one context."""
+    losses = []
+    for _ in range(contexts):
+        length = np.sqrt(2 * rng.standard_gamma(0.5 * dim))
+        z = rng.standard_normal(context)
+        logits = np.multiply.outer(omega, length * z)
+        scores = np.exp(logits - logits.max(axis=1, keepdims=True))
+        weights = mu @ (scores / scores.sum(axis=1, keepdims=True))
+        square = weights @ weights
+        losses.append(((length - z @ weights) ** 2 + (dim - 1) * square) / dim + noise * (1 + square))
+    return np.mean(losses)
+
+
+def softmax_regression_losses(rng, contexts, dim, context, noise, omega, mu):
+    """Squared errors of softmax attention on whole contexts with sampled teachers and label noise."""
+    tokens = rng.standard_normal((contexts, context, dim))
+    query = rng.standard_normal((contexts, dim))
+    teacher = rng.standard_normal((contexts, dim)) / np.sqrt(dim)
+    labels = np.einsum("nld,nd->nl", tokens, teacher) + np.sqrt(noise) * rng.standard_normal((contexts, context))
+    answer = np.einsum("nd,nd->n", query, teacher) + np.sqrt(noise) * rng.standard_normal(contexts)
+    logits = np.einsum("h,nld,nd->nhl", omega, tokens, query)
+    scores = np.exp(logits - logits.max(axis=2, keepdims=True))
+    attention = scores / scores.sum(axis=2, keepdims=True)
+    return (answer - np.einsum("h,nhl,nl->n", mu, attention, labels)) ** 2

@@ -296,7 +296,7 @@ def local_optimality_late() -> Iterator[Evidence]:
         yield Evidence(
             Method.NUMERIC,
             float(np.abs(value - 1).max()),
-            0.02,
+            0.03,
             "left side against its value on the manifold, minus one",
             domain,
         )
