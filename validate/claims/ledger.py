@@ -304,6 +304,11 @@ def load_ledger() -> Ledger:
         setup,
         tables,
     )
+    from validate.claims.multihead import approximate_loss, extensions, gradient_descent, gradient_dynamics
+    from validate.claims.multihead import bayes_risk as multihead_bayes_risk
+    from validate.claims.multihead import beyond as multihead_beyond
+    from validate.claims.multihead import setup as multihead_setup
+    from validate.claims.multihead import solution_manifold as multihead_solution_manifold
 
     merged = Ledger()
     for module in (
@@ -318,6 +323,14 @@ def load_ledger() -> Ledger:
         tables,
         beyond,
         mean_field,
+        multihead_setup,
+        approximate_loss,
+        gradient_dynamics,
+        multihead_solution_manifold,
+        gradient_descent,
+        multihead_bayes_risk,
+        extensions,
+        multihead_beyond,
     ):
         merged.merge(module.LEDGER)
     return merged

@@ -27,7 +27,13 @@ def bayes_bound() -> Iterator[Evidence]:
     xi, noise = RATIOS[:, np.newaxis], NOISES
     ratio = bayes.debiased_risk_limit(xi, noise) / bayes.bayes_risk_limit(xi, noise)
     excess = float((ratio / bayes.paper_ratio_bound(xi, noise)).max())
-    yield Evidence(Method.SWEEP, max(excess - 1, 0.0), 1e-13, "largest relative excess of the ratio over its bound", "ratio 0.001-1,000, noise 1e-4 to 30")
+    yield Evidence(
+        Method.SWEEP,
+        max(excess - 1, 0.0),
+        1e-13,
+        "largest relative excess of the ratio over its bound",
+        "ratio 0.001-1,000, noise 1e-4 to 30",
+    )
     # The two limits are those of the exact finite risks.
     worst = 0.0
     for ratio_, noise_ in ((0.125, 0.1), (0.5, 0.02), (1.0, 0.1), (3.0, 1.0)):
@@ -36,7 +42,9 @@ def bayes_bound() -> Iterator[Evidence]:
         worst = max(worst, L * abs(bayes.bayes_risk(task).value - float(bayes.bayes_risk_limit(ratio_, noise_))))
         exact = float(debiased_step_risk(task, debiased_step(task)))
         worst = max(worst, L * abs(exact - float(bayes.debiased_risk_limit(ratio_, noise_))))
-    yield Evidence(Method.SWEEP, worst, 2.0, "L times the distance of finite risks from the limits", "ratio 0.125-3, L 80-240")
+    yield Evidence(
+        Method.SWEEP, worst, 2.0, "L times the distance of finite risks from the limits", "ratio 0.125-3, L 80-240"
+    )
     error = 0.0
     with mpmath.workdps(50):
         for x, s in ((1e-3, 1e-4), (0.125, 0.1), (1.0, 1e-4), (1.0, 0.1), (40.0, 0.3), (1e3, 30.0)):
@@ -45,4 +53,10 @@ def bayes_bound() -> Iterator[Evidence]:
             b = 1 - ratio_ + ratio_ * noise_
             value = noise_ + (mpmath.sqrt(b * b + 4 * ratio_**2 * noise_) - b) / (2 * ratio_)
             error = max(error, abs(float(bayes.bayes_risk_limit(x, s) / value - 1)))
-    yield Evidence(Method.HIGH_PRECISION, error, 1e-13, "relative error of bayes_risk_limit", "ratio 0.001-1,000, noise 1e-4 to 30")
+    yield Evidence(
+        Method.HIGH_PRECISION,
+        error,
+        1e-13,
+        "relative error of bayes_risk_limit",
+        "ratio 0.001-1,000, noise 1e-4 to 30",
+    )
