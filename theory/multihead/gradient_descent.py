@@ -294,8 +294,8 @@ def paper_covariance(task: RegressionTask) -> FloatArray:
 def softmax_length_risk(task: RegressionTask, step: float, test_context: npt.ArrayLike) -> FloatArray:
     r"""Risk at other context lengths of two softmax heads with small γ, that is of debiased descent with a fixed step.
 
-    step: η = 2γμ as trained; test_context: L' >= 1, shape (...). Rises from 1 + σ² at L' = 1, where it predicts 0, and
-    falls from there to σ² + (1-η)².
+    step: η = 2γμ as trained; test_context: L' >= 1, shape (...). It is 1 + σ² at L' = 1, where
+    the prediction is 0, mostly more at L' = 2, and falls from there to σ² + (1-η)².
     Source: multihead section 5.1 and Figure 8; formula beyond the paper.
     """
     d, _, noise = _isotropic(task)

@@ -7,7 +7,16 @@ from typing import Any
 
 import click
 
-from validate.commands.tools import Number, NumberList, json_option, plot_option, print_json, print_lines, write_plot
+from validate.commands.tools import (
+    Number,
+    NumberList,
+    busy,
+    json_option,
+    plot_option,
+    print_json,
+    print_lines,
+    write_plot,
+)
 
 
 def regression_options(command: Any) -> Any:
@@ -123,7 +132,8 @@ def optimum(dim: int, context: int, noise: float, heads: int, activation: str, s
     from validate.multihead_predictions import optimum_prediction
 
     task = RegressionTask(dim, context, noise)
-    prediction = optimum_prediction(task, as_integer("heads", heads, 1, 4), activation, scale)
+    with busy("searching for the best heads"):
+        prediction = optimum_prediction(task, as_integer("heads", heads, 1, 4), activation, scale)
     if as_json:
         print_json(prediction)
         return

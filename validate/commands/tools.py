@@ -113,6 +113,18 @@ def print_table(table: RichTable) -> None:
 
 
 @contextmanager
+def busy(title: str) -> Iterator[None]:
+    """A moving sign on standard error for work whose length is not known beforehand, shown on terminals only."""
+    if not sys.stderr.isatty() or os.environ.get("CI"):
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(title):
+        yield
+
+
+@contextmanager
 def progress_bar(title: str) -> Iterator[Progress]:
     """A bar with the time left on standard error, shown on terminals only."""
     if not sys.stderr.isatty() or os.environ.get("CI"):
