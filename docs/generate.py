@@ -95,11 +95,7 @@ def verdict_line(outcome: dict[str, Any] | None, identifier: str) -> str:
 def equations_page() -> str:
     """Every claim of the ledger with its statement, its verdict and the functions that implement it."""
     functions, outcomes = sourced_functions(), verdicts()
-    lines = ["# Equations and functions", ""]
-    lines += [
-        "Every claim of the ledger, as printed, with its verdict and the functions that implement it.",
-        "",
-    ]
+    lines: list[str] = []
     claims = load_ledger().claims
     for paper, title in PAPERS.items():
         chosen = [claim for claim in claims.values() if claim.paper == paper]
