@@ -27,7 +27,7 @@ autodoc_type_aliases = {"npt.ArrayLike": "ArrayLike", "FloatArray": "FloatArray"
 default_role = "literal"
 html_theme = "furo"
 html_title = f"attnlaws {version}"
-exclude_patterns = ["_build", "generated/*.md"]
+exclude_patterns = ["_build", "generated/*.md", "results"]
 nitpicky = False
 doctest_global_setup = "import numpy as np"
 
