@@ -116,7 +116,7 @@ def attention_figure(rows: Sequence[Row]) -> Figure:
     axes.set_xticks(x, [label_of(row) for row in linear])
     axes.set_xlabel("(a, b)")
     axes.set_ylabel("loss floor")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncol=3)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 
