@@ -303,6 +303,7 @@ def load_ledger() -> Ledger:
         references,
         setup,
         tables,
+        trained,
     )
     from validate.claims.multihead import approximate_loss, extensions, gradient_descent, gradient_dynamics
     from validate.claims.multihead import bayes_risk as multihead_bayes_risk
@@ -323,6 +324,7 @@ def load_ledger() -> Ledger:
         tables,
         beyond,
         mean_field,
+        trained,
         multihead_setup,
         approximate_loss,
         gradient_dynamics,
