@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from sim.montecarlo.kernels.floor import draw_gaussian, insert_token
+from sim.montecarlo.kernels.floor import average_rows, draw_gaussian, insert_token
 
 
 @njit(nogil=True)
@@ -36,11 +36,7 @@ def draw_context(
         for k in range(dim):
             product += direction[k] * token[k]
         filled = insert_token(token, product / length, filled, scores, slots, selected)
-    for k in range(dim):
-        total = 0.0
-        for slot in range(top_k):
-            total += selected[slot, k]
-        target[k] = total / top_k
+    average_rows(selected, target)
 
 
 @njit(nogil=True)

@@ -50,6 +50,17 @@ def insert_token(token: Any, score: float, filled: int, scores: Any, slots: Any,
 
 
 @njit(nogil=True)
+def average_rows(selected: Any, target: Any) -> None:
+    """``target`` (dim,) becomes the mean of the rows of ``selected`` (top_k, dim). Source: depth (41)."""
+    top_k, dim = selected.shape
+    for k in range(dim):
+        total = 0.0
+        for slot in range(top_k):
+            total += selected[slot, k]
+        target[k] = total / top_k
+
+
+@njit(nogil=True)
 def draw_target(
     rng: Any,
     sqrt_input: Any,
@@ -79,11 +90,7 @@ def draw_target(
         for k in range(dim):
             product += direction[k] * token[k]
         filled = insert_token(token, product / length, filled, scores, slots, selected)
-    for k in range(dim):
-        total = 0.0
-        for slot in range(top_k):
-            total += selected[slot, k]
-        target[k] = total / top_k
+    average_rows(selected, target)
 
 
 @njit(nogil=True)
