@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from validate.tables.comparison import Progress
 
 MAX_DEPTHS = 10_000
+# Shorter contexts are cheaper to draw than to integrate.
+SHORT_CONTEXT = 16
 
 
 def exponent_prediction(a: float, b: float, dim: int | None, depths: list[int]) -> dict[str, Any]:
@@ -139,14 +141,31 @@ def floor_prediction(
 
 
 def sampled_floors(
-    task: TopKTask, *, degree: int, relative_error: float, seed: int, max_contexts: int, progress: Progress
+    task: TopKTask,
+    *,
+    degree: int,
+    relative_error: float,
+    seed: int,
+    max_contexts: int,
+    progress: Progress,
+    method: str = "auto",
 ) -> tuple[Estimate, ...]:
-    """Floors of degrees 1..degree (at most the number of distinct eigenvalues), sampled."""
+    """Floors of degrees 1..degree (at most the number of distinct eigenvalues), sampled.
+
+    method: "queries" draws queries and integrates their contexts, "contexts" draws whole contexts token by token (the
+    reference), "auto" takes the first from `SHORT_CONTEXT` tokens and two modes on.
+    """
+    from sim.montecarlo.conditional_floor import conditional_floor
     from sim.montecarlo.floor_moments import residual_floor
     from theory.depth.loss_floor import predictor_basis
 
+    if method not in ("auto", "queries", "contexts"):
+        raise DomainError(f'method must be "auto", "queries" or "contexts", got {method!r}')
+    if method == "auto":
+        method = "contexts" if task.context < SHORT_CONTEXT or task.spectrum.dim == 1 else "queries"
+    sample = conditional_floor if method == "queries" else residual_floor
     basis = predictor_basis(task.spectrum, degree)
-    return residual_floor(
+    return sample(
         task, basis, relative_error=relative_error, seed=seed, max_contexts=max_contexts, progress=progress
     ).by_degree
 

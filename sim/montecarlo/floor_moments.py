@@ -54,6 +54,10 @@ class FloorMoments:
     residuals: FloatArray
     gradients: FloatArray
 
+    def floors(self) -> tuple[FloatArray, FloatArray]:
+        """Floor of each degree and its standard error, both (R,); see `minimal_risks`."""
+        return minimal_risks(self.residuals, self.gradients)
+
 
 @dataclass(frozen=True, slots=True)
 class FloorEstimate:
@@ -154,52 +158,92 @@ def residual_floor(
     and other tasks get independent bits. The floor assumes that the empirical covariance S is Sigma: it is not a
     bound at finite context. Source: depth (51), (53), (54). Raises DomainError for arguments outside these ranges.
     """
+    check_task(task)
+    return estimate_floor(
+        lambda coefficients: _floor_chunks(task, basis, coefficients),
+        basis=checked_basis(task, basis),
+        size=chunk_size(_normals(task)),
+        name=lambda part: _stream_name(f"floor {part}", task),
+        relative_error=relative_error,
+        seed=seed,
+        max_contexts=max_contexts,
+        workers=workers,
+        progress=progress,
+    )
+
+
+def estimate_floor(
+    sampler: Callable[[FloatArray], Callable[[np.random.Generator], FloorChunk]],
+    *,
+    basis: FloatArray,
+    size: int,
+    name: Callable[[str], str],
+    relative_error: float,
+    seed: int,
+    max_contexts: int,
+    workers: int | None,
+    progress: Progress | None,
+    tolerance: Callable[[FloatArray], FloorChunk] | None = None,
+) -> FloorEstimate:
+    """A pilot run at zero coefficients, then a main run at the coefficients that it found.
+
+    sampler: draws a chunk of ``size`` contexts at given coefficients (R, R); name: of the streams "pilot" and "main";
+    max_contexts: limit on all contexts drawn; tolerance: at given coefficients, the error of the means of a chunk that
+    sampling does not show; it is added to the standard errors. Source: depth (51), (53). Raises DomainError for a
+    relative_error, seed or max_contexts out of range.
+    """
     seed = as_integer("seed", seed, 0, MAX_SEED)
     relative_error = as_real("relative_error", relative_error, 0, 1, open_low=True)
-    basis = _checked_basis(task, basis)
-    size, degrees = chunk_size(_normals(task)), basis.shape[0]
     fewest = (PILOT_CHUNKS + FIRST_LOOK) * size
     max_contexts = as_integer("max_contexts", max_contexts, fewest, MAX_SIZE)
-    pilot = floor_moments(
-        task, basis, np.zeros((degrees, degrees)), seed=seed, chunks=PILOT_CHUNKS, name="floor pilot", workers=workers
-    )
+    degrees = basis.shape[0]
+    pilot = draw_until(
+        sampler(np.zeros((degrees, degrees))), lambda _: math.inf, seed=seed, name=name("pilot"),
+        max_chunks=PILOT_CHUNKS, workers=workers, progress=None,
+    )  # fmt: skip
     # The basis is orthonormal, so a lower degree keeps the first coefficients of a higher one.
-    coefficients = np.tril(np.tile(pilot.cross_moments.mean(axis=0), (degrees, 1)))
+    coefficients = np.tril(np.tile(_stack(pilot, size).cross_moments.mean(axis=0), (degrees, 1)))
+    none = 0.0, np.zeros(degrees), np.zeros(degrees), np.zeros((degrees, degrees))
+    added = none if tolerance is None else tolerance(coefficients)
 
     def error_ratio(results: list[FloorChunk]) -> float:
-        moments = _stack(results, size)
-        return max(_relative_errors(*minimal_risks(moments.residuals, moments.gradients))) / relative_error
+        values, errors = _stack(results, size).floors()
+        return max(_relative_errors(values, errors + added[2])) / relative_error
 
     results = draw_until(
-        _floor_chunks(task, basis, coefficients),
+        sampler(coefficients),
         error_ratio,
         seed=seed,
-        name=_stream_name("floor main", task),
+        name=name("main"),
         max_chunks=min(max_contexts // size - PILOT_CHUNKS, 2**32),
         workers=workers,
         progress=progress,
     )
-    return _floor_estimate(_stack(results, size), coefficients[-1], relative_error, seed)
+    return _floor_estimate(_stack(results, size), coefficients[-1], added, relative_error, seed)
 
 
 def _floor_estimate(
-    moments: FloorMoments, coefficients: FloatArray, relative_error: float, seed: int
+    moments: FloorMoments, coefficients: FloatArray, added: FloorChunk, relative_error: float, seed: int
 ) -> FloorEstimate:
-    """The estimates of a main run at pilot ``coefficients`` (R,) of the highest degree."""
+    """The estimates of a main run at pilot ``coefficients`` (R,) of the highest degree; ``added`` widens the errors."""
     chunks, size = moments.target_power.size, moments.contexts_per_chunk
-    values, errors = minimal_risks(moments.residuals, moments.gradients)
+    values, errors = moments.floors()
+    errors = errors + added[2]
     reached = [error <= relative_error for error in _relative_errors(values, errors)]
     status = _status(all(reached))
     # E g_Rj = h_j - a_Rj varies less than c_j, because the predictor has been subtracted.
     cross = [mean_over_chunks(coefficients[j] + moments.gradients[:, -1, j]) for j in range(coefficients.size)]
+    power, power_error = mean_over_chunks(moments.target_power)
 
     def estimate(value: float, stderr: float, status: Status) -> Estimate:
         return Estimate(float(value), float(stderr), chunks * size, chunks, seed, status)
 
     return FloorEstimate(
         by_degree=tuple(estimate(v, e, _status(r)) for v, e, r in zip(values, errors, reached, strict=True)),
-        target_power=estimate(*mean_over_chunks(moments.target_power), status),
-        cross_moments=tuple(estimate(value, stderr, status) for value, stderr in cross),
+        target_power=estimate(power, power_error + added[0], status),
+        cross_moments=tuple(
+            estimate(value, stderr + extra, status) for (value, stderr), extra in zip(cross, added[1], strict=True)
+        ),
         pilot_contexts=PILOT_CHUNKS * size,
     )
 
@@ -232,7 +276,8 @@ def _floor_chunks(
     task: TopKTask, basis: FloatArray, coefficients: FloatArray
 ) -> Callable[[np.random.Generator], FloorChunk]:
     """The kernel with everything but the generator filled in, after validation."""
-    basis = _checked_basis(task, basis)
+    check_task(task)
+    basis = checked_basis(task, basis)
     coefficients = _checked_coefficients(coefficients, basis.shape[0])
     sqrt_input, teacher = np.sqrt(task.spectrum.input_variances()), task.spectrum.teacher_variances()
     size = chunk_size(_normals(task))
@@ -265,9 +310,8 @@ def check_task(task: TopKTask) -> None:
         )
 
 
-def _checked_basis(task: TopKTask, basis: FloatArray) -> FloatArray:
+def checked_basis(task: TopKTask, basis: FloatArray) -> FloatArray:
     """``basis`` as a float64 array (R, dim) whose Gram matrix, depth (50), is the identity. DomainError otherwise."""
-    check_task(task)
     basis = _as_matrix("basis", basis)
     weights = task.spectrum.label_variances()
     if basis.shape[1] != weights.size or not 1 <= basis.shape[0] <= weights.size:

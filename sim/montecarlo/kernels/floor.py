@@ -109,6 +109,41 @@ def polynomial_values(coefficients: Any, basis: Any) -> Any:
 
 
 @njit(nogil=True)
+def add_context(
+    count: int, query: Any, target: Any, spread: float, teacher: Any, basis: Any, polynomials: Any, means: Any
+) -> None:
+    """Update the ``means`` of `floor_chunk` in place (Welford) with the ``count``-th context.
+
+    target (dim,): t, or its mean over the contexts of this query; spread: what the variance of t about that mean
+    adds to t.Omega t, zero where t itself is given; polynomials (R, dim): u_r on the modes; means: arrays of T (1,),
+    c (R,), y (R,) and g (R, R).
+    """
+    power, cross, residual, gradient = means
+    degrees, dim = basis.shape
+    total = spread
+    for k in range(dim):
+        total += teacher[k] * target[k] * target[k]
+    power[0] += (total - power[0]) / count
+    for j in range(degrees):
+        total = 0.0
+        for k in range(dim):
+            total += teacher[k] * basis[j, k] * query[k] * target[k]
+        cross[j] += (total - cross[j]) / count
+    error = np.empty(dim)
+    for r in range(degrees):
+        total = spread
+        for k in range(dim):
+            error[k] = target[k] - polynomials[r, k] * query[k]
+            total += teacher[k] * error[k] * error[k]
+        residual[r] += (total - residual[r]) / count
+        for j in range(r + 1):
+            total = 0.0
+            for k in range(dim):
+                total += teacher[k] * basis[j, k] * query[k] * error[k]
+            gradient[r, j] += (total - gradient[r, j]) / count
+
+
+@njit(nogil=True)
 def floor_chunk(
     rng: Any, contexts: int, sqrt_input: Any, teacher: Any, context: int, top_k: int, basis: Any, coefficients: Any
 ) -> tuple[float, Any, Any, Any]:
@@ -129,29 +164,9 @@ def floor_chunk(
     query, token, target = np.empty(dim), np.empty(dim), np.empty(dim)
     scores, slots, selected = np.empty(top_k), np.empty(top_k, np.int64), np.empty((top_k, dim))
     polynomials = polynomial_values(coefficients, basis)
-    error = np.empty(dim)
-    power, cross = 0.0, np.zeros(degrees)
-    residual, gradient = np.zeros(degrees), np.zeros((degrees, degrees))
+    means = np.zeros(1), np.zeros(degrees), np.zeros(degrees), np.zeros((degrees, degrees))
     for count in range(1, contexts + 1):
         draw_target(rng, sqrt_input, query, context, token, scores, slots, selected, target)
-        total = 0.0
-        for k in range(dim):
-            total += teacher[k] * target[k] * target[k]
-        power += (total - power) / count
-        for j in range(degrees):
-            total = 0.0
-            for k in range(dim):
-                total += teacher[k] * basis[j, k] * query[k] * target[k]
-            cross[j] += (total - cross[j]) / count
-        for r in range(degrees):
-            total = 0.0
-            for k in range(dim):
-                error[k] = target[k] - polynomials[r, k] * query[k]
-                total += teacher[k] * error[k] * error[k]
-            residual[r] += (total - residual[r]) / count
-            for j in range(r + 1):
-                total = 0.0
-                for k in range(dim):
-                    total += teacher[k] * basis[j, k] * query[k] * error[k]
-                gradient[r, j] += (total - gradient[r, j]) / count
-    return power, cross, residual, gradient
+        add_context(count, query, target, 0.0, teacher, basis, polynomials, means)
+    power, cross, residual, gradient = means
+    return float(power[0]), cross, residual, gradient
