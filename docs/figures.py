@@ -33,7 +33,9 @@ from theory.multihead import (
     solution_manifold,
 )
 from theory.problems import MultiTaskRegression, PowerLawSpectrum, RegressionTask, TopKTask
+from validate import power_law_fit
 from validate.figures.comparison import PAPER, SAMPLED, THEORY, TRAINED, new_figure
+from validate.figures.power_law_fit import fit_plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +43,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 # What a figure may depend on beside its own function.
-SOURCES = ("theory/**/*.py", "sim/montecarlo/**/*.py", "sim/contexts.py", "validate/figures/comparison.py")
+SOURCES = (
+    "theory/**/*.py", "sim/montecarlo/**/*.py", "sim/contexts.py", "validate/figures/comparison.py",
+    "validate/power_law_fit.py", "validate/fits/*.py", "validate/figures/power_law_fit.py",
+)  # fmt: skip
 SIZE = (6.4, 3.8)
 SPECTRUM = PowerLawSpectrum(input_exponent=2, teacher_exponent=1, dim=128)
 REGRESSION = RegressionTask(dim=5, context=40, noise=0.1)
@@ -433,6 +438,12 @@ def multitask_figure() -> Figure:
     return figure
 
 
+def fits_figure() -> Figure:
+    """A power-law fit of the example losses."""
+    data = power_law_fit.read_losses(ROOT / "docs" / "examples" / "fit_losses.csv")
+    return fit_plot(power_law_fit.fit_losses(data, draws=0, profiles=("exponent",)))
+
+
 FIGURES: dict[str, Callable[[], Figure]] = {
     "depth-covariance-polynomial": covariance_polynomial_figure,
     "depth-repeated-update": repeated_update_figure,
@@ -451,6 +462,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "multihead-bayes-risk": bayes_risk_figure,
     "multihead-activations": activations_figure,
     "multihead-multitask": multitask_figure,
+    "fits": fits_figure,
 }
 
 

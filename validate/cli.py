@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from validate.commands import comparison, depth, multihead
+from validate.commands import comparison, depth, fit, multihead, training
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
@@ -27,8 +27,10 @@ for command in (
     multihead.softmax_risk,
     multihead.icl_risk,
     multihead.optimum,
+    fit.fit,
     comparison.verify,
     comparison.reproduce,
+    training.train,
 ):
     cli.add_command(command)
 

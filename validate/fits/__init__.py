@@ -1,0 +1,1 @@
+"""Power-law fits of measured losses: solver, intervals, verdict, comparison, and the reading of tables."""
