@@ -82,5 +82,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(make_venv)
 	@echo "installing into .venv (some minutes the first time)"
 	@$(PIP_INSTALL) 'setuptools>=77'
-	@$(PIP_INSTALL) --no-build-isolation -e '.[train,docs,dev]'
+	@$(PIP_INSTALL) --no-build-isolation -e '.[train,distributed,docs,dev]'
 	@echo "$(CURDIR)" > $@

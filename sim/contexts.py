@@ -1,10 +1,11 @@
-"""Contexts of the difficult task, drawn in the eigenbasis of the input covariance, and averages over them.
+"""Contexts of both tasks, drawn in the eigenbasis of the input covariance, and averages over them.
 
 A context is P tokens x_i = O z_i and a query q = O z with z ~ N(0, diag λ), a rotation O of its own, a teacher
-β = O γ with γ ~ N(0, diag ω), and the target row that averages the labels of the top-k tokens. Norms, cosines, labels
-and losses do not depend on O, so tokens are kept in the eigenbasis; only what a network sees is rotated. Where the
-input is isotropic the tokens look the same in every basis and O only turns the teacher: its direction is then uniform
-given the inputs, with E β β^T = (tr Ω / d) I, and no rotation is drawn. Source: depth (3)-(6), (57)-(58).
+β = O γ with γ ~ N(0, diag ω), and the target row that averages the labels of the top-k tokens. On the copy task the
+query is one of the tokens and the target is its label. Norms, cosines, labels and losses do not depend on O, so tokens
+are kept in the eigenbasis; only what a network sees is rotated. Where the input is isotropic the tokens look the same
+in every basis and O only turns the teacher: its direction is then uniform given the inputs, with
+E β β^T = (tr Ω / d) I, and no rotation is drawn. Source: depth (3)-(6), (57)-(58).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.streams import stream
-from theory.problems import TopKTask, as_integer
+from theory.problems import CopyTask, TopKTask, as_integer
 from theory.results import DomainError, Estimate, FloatArray, IntArray
 
 # Vectors with lengths between these bounds have squares well inside the range of float64; others are rescaled first.
@@ -26,15 +27,16 @@ MAX_BATCH = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """A batch of n contexts of a `TopKTask`.
+    """A batch of n contexts of a `TopKTask`, or of a `CopyTask` with finitely many tokens.
 
     task: where they come from; tokens: z_i in the eigenbasis, shape (n, context, dim); query: z, shape (n, dim);
     directions, query_direction: the same divided by their lengths; cosines: of the tokens with the query, shape
-    (n, context); target: the row t with 1/k at the top-k tokens and 0 elsewhere, shape (n, context); rotation: O,
-    shape (n, dim, dim), or ``None`` for the identity. Source: depth (3)-(6), (57)-(58).
+    (n, context); target: the row t with 1/k at the top-k tokens, or 1 at the token that is the query, and 0 elsewhere,
+    shape (n, context); rotation: O, shape (n, dim, dim), or ``None`` for the identity.
+    Source: depth (3)-(6), (57)-(58).
     """
 
-    task: TopKTask
+    task: TopKTask | CopyTask
     tokens: FloatArray
     query: FloatArray
     directions: FloatArray
@@ -59,7 +61,7 @@ class Contexts:
         return self.tokens * np.sqrt(visible_teacher_variances(self.task))
 
 
-def visible_teacher_variances(task: TopKTask) -> FloatArray:
+def visible_teacher_variances(task: TopKTask | CopyTask) -> FloatArray:
     """Variances of the teacher in the basis of the tokens, given what the network sees, shape (dim,).
 
     They are ω_k where the inputs show the eigenbasis, and the mean of all ω_k where the inputs are isotropic and hide
@@ -122,35 +124,54 @@ def haar_rotations(count: int, dim: int, generator: np.random.Generator) -> Floa
     return rotations
 
 
-def sample_contexts(task: TopKTask, count: int, generator: np.random.Generator, *, rotate: bool = True) -> Contexts:
+def sample_contexts(
+    task: TopKTask | CopyTask, count: int, generator: np.random.Generator, *, rotate: bool = True
+) -> Contexts:
     """``count`` independent contexts of ``task``.
 
     rotate: draw a Haar rotation per context; it is skipped where the input is isotropic, and may be switched off by
-    callers that use cosines alone, which no rotation changes. Source: depth (3)-(6).
+    callers that use cosines alone, which no rotation changes. On the copy task the query is one of the tokens, every
+    one with equal chance. Source: depth (3)-(6). Raises DomainError for infinitely many tokens.
     """
     count = as_integer("count", count, 1, MAX_BATCH)
+    if task.context is None:
+        raise DomainError("context must be finite for contexts to be drawn, got None")
     deviations = np.sqrt(task.spectrum.input_variances())
     dim = len(deviations)
     tokens = generator.standard_normal((count, task.context, dim)) * deviations
-    query = generator.standard_normal((count, dim)) * deviations
+    if isinstance(task, CopyTask):
+        match = generator.integers(task.context, size=count)
+        query = tokens[np.arange(count), match]
+    else:
+        query = generator.standard_normal((count, dim)) * deviations
     rotation = haar_rotations(count, dim, generator) if rotate and not task.spectrum.isotropic_input else None
     directions, query_direction = unit_directions(tokens), unit_directions(query)
     cosines = (directions @ query_direction[:, :, None])[:, :, 0]
-    target = target_rows(cosines, task.top_k)
+    if isinstance(task, CopyTask):
+        target = np.zeros_like(cosines)
+        target[np.arange(count), match] = 1
+    else:
+        target = target_rows(cosines, task.top_k)
     return Contexts(task, tokens, query, directions, query_direction, cosines, target, rotation)
 
 
-def sample_labels(contexts: Contexts, generator: np.random.Generator) -> FloatArray:
-    """Labels y_i = β . x_i with one teacher drawn per context, shape (n, context).
+def sample_teachers(task: TopKTask | CopyTask, count: int, generator: np.random.Generator) -> FloatArray:
+    """Teachers of ``count`` contexts in the basis of their tokens, shape (count, dim).
 
     In the eigenbasis the teacher is γ ~ N(0, diag ω). Where the input is isotropic it has the length of γ and a
-    uniform direction instead, which is how the rotation leaves it. Source: depth (1), (3), (4).
+    uniform direction instead, which is how the rotation leaves it. Source: depth (3), (4).
     """
-    deviations = np.sqrt(contexts.task.spectrum.teacher_variances())
-    teachers = generator.standard_normal(contexts.query.shape) * deviations
-    if contexts.task.spectrum.isotropic_input:
+    deviations = np.sqrt(task.spectrum.teacher_variances())
+    teachers: FloatArray = generator.standard_normal((count, len(deviations))) * deviations
+    if task.spectrum.isotropic_input:
         lengths = np.sqrt(np.einsum("ni,ni->n", teachers, teachers))
         teachers = lengths[:, None] * unit_directions(generator.standard_normal(teachers.shape))
+    return teachers
+
+
+def sample_labels(contexts: Contexts, generator: np.random.Generator) -> FloatArray:
+    """Labels y_i = β . x_i with one teacher drawn per context, shape (n, context). Source: depth (1), (3), (4)."""
+    teachers = sample_teachers(contexts.task, len(contexts.query), generator)
     labels: FloatArray = (contexts.tokens @ teachers[:, :, None])[:, :, 0]
     return labels
 
@@ -180,7 +201,7 @@ class SampleSize:
 
 def chunk_means(
     measure: Callable[[Contexts], FloatArray],
-    task: TopKTask,
+    task: TopKTask | CopyTask,
     seed: int,
     name: str,
     size: SampleSize,

@@ -1,94 +1,171 @@
-"""Training of the softmax ensemble on the difficult task, and the measurement of what it learned.
+"""Training of any experiment: one loop, resumable to the bit, and the measurement of what was learned.
 
 Every batch comes from the stream of its step, so a run is a function of its `TrainingConfig` alone: the same bits on
-the same machine. Training is float32 on one thread with matmul precision "highest"; the loss, the shared error and
-the disagreement of layers are measured in float64 on fresh contexts that are the same for all runs of a task.
+the same machine, whether it runs through or is killed and resumed. Members of an ensemble are trained side by side,
+each on the batches of its own seed. Training is float32 on one thread with matmul precision "highest"; everything is
+measured in float64 on fresh contexts that are the same for all members and all runs of a problem.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import os
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from sim.contexts import Contexts, SampleSize, chunk_means, estimate_from_chunks, sample_contexts, sample_labels
+from sim.contexts import SampleSize, estimate_from_chunks
+from sim.convergence import Convergence, has_converged
+from sim.experiments.base import Experiment, Loss, checked_fields, experiment_from_json, plain
+from sim.runs import HASH_DIGITS, RunFolder, State, content_hash, opened_run
 from sim.streams import MAX_SEED, stream
-from theory.problems import TopKTask, as_integer, as_real
-from theory.results import DomainError, Estimate, FloatArray, MissingDependencyError, PrecisionError
+from theory.problems import as_integer, as_real
+from theory.results import (
+    AttnlawsError,
+    DomainError,
+    Estimate,
+    FloatArray,
+    MissingDependencyError,
+    PrecisionError,
+)
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+    from torch import Tensor, nn
 
-    from sim.models.softmax_attention import SoftmaxEnsemble
-
-Loss = Literal["teacher_averaged", "sampled"]
 Schedule = Literal["cosine", "constant"]
+Precision = Literal["float32", "float64"]
+Device = Literal["auto", "cpu", "cuda"]
 Progress = Callable[[int, float], None]
 
 MATMUL_PRECISION = "highest"
-# The gain is of order 1 and the entries of the matrices of order 10, so Adam moves the gain in smaller steps.
-GAIN_RATE = 0.1
-MAX_LAYERS = 2**14
 MAX_STEPS = 10**8
+MAX_MEMBERS = 2**14
+# Part of the identity of every run: raise it when a change of code changes what a configuration means.
+FORMAT = 1
+# Steps whose mean is the initial loss, and batches over which the loss of predicting zero is taken.
+FIRST_STEPS = 10
+ZERO_LOSS_BATCHES = 8
+
+# The thread settings of torch belong to the process, so a process trains one run at a time.
+_ONE_RUN_PER_PROCESS = threading.RLock()
+
+
+class TrainingStopped(AttnlawsError):  # noqa: N818
+    """Training ended before its last step because the caller asked for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingConfig:
     """All that determines a training run.
 
-    task; depth L >= 1; steps, batch: Adam steps and contexts per step; learning_rate: of the entries of B_ℓ (the gain
-    takes a tenth); schedule: ``cosine`` falls to zero at the last step; loss: ``teacher_averaged`` takes the mean
-    over the teacher in closed form, ``sampled`` draws one teacher per context as the paper does.
-    initial_scales: (low, high), layers start at B_ℓ = s_ℓ I + noise with s_ℓ geometric from low to high, as layers of
-    one sharpness need thousands of steps to part; initial_noise: standard deviation of each entry of the noise.
-    seed: of weights and batches; evaluation_seed, evaluation: stream and number of contexts of the evaluation;
-    history_every: steps per entry of the history. Source: depth section 2.2, (12). Raises DomainError outside ranges.
+    experiment: what is trained; steps, batch: Adam steps and contexts per step and member; learning_rate, betas: of
+    Adam; schedule: ``cosine`` falls to zero at the last step; warmup: steps in which the rate rises linearly first.
+    loss: ``teacher_averaged`` takes the mean over the teacher in closed form, ``sampled`` draws one teacher per
+    context as the papers do. seeds: of weights and batches, one per member of the ensemble, all different.
+    evaluation_seed, evaluation: stream and number of contexts of the evaluation; history_every: steps per entry of the
+    history; checkpoint_every: steps per checkpoint of runs on disk, which changes no result and is not part of the
+    identity. dtype: of training; device: ``auto`` takes CUDA where it is there; compile: torch.compile.
+    stop_when_converged: end early, for constant schedules only. Source: depth section 2.2. Raises DomainError outside
+    ranges.
     """
 
-    task: TopKTask
-    depth: int
+    experiment: Experiment
     steps: int = 2500
     batch: int = 256
     learning_rate: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.999)
     schedule: Schedule = "cosine"
+    warmup: int = 0
     loss: Loss = "teacher_averaged"
-    initial_scales: tuple[float, float] = (1.0, 50.0)
-    initial_noise: float = 1.0
-    seed: int = 0
+    seeds: tuple[int, ...] = (0,)
     evaluation_seed: int = 0
     evaluation: SampleSize = field(default_factory=SampleSize)
     history_every: int = 100
+    checkpoint_every: int = 500
+    dtype: Precision = "float32"
+    device: Device = "auto"
+    compile: bool = False
+    stop_when_converged: Convergence | None = None
 
     def __post_init__(self) -> None:
         fix = object.__setattr__
-        if not isinstance(self.task, TopKTask):
-            raise DomainError(f"task must be a TopKTask, got {self.task!r}")
-        fix(self, "depth", as_integer("depth", self.depth, 1, MAX_LAYERS))
+        if not isinstance(self.experiment, Experiment):
+            raise DomainError(f"experiment must be an Experiment, got {self.experiment!r}")
         fix(self, "steps", as_integer("steps", self.steps, 1, MAX_STEPS))
         fix(self, "batch", as_integer("batch", self.batch, 1, 2**20))
         fix(self, "learning_rate", as_real("learning_rate", self.learning_rate, 0, 1e3, open_low=True))
+        fix(self, "betas", _as_betas(self.betas))
         _check_choice("schedule", self.schedule, get_args(Schedule))
-        _check_choice("loss", self.loss, get_args(Loss))
-        fix(self, "initial_scales", _as_scales(self.initial_scales))
-        fix(self, "initial_noise", as_real("initial_noise", self.initial_noise, 0, 1e6))
-        fix(self, "seed", as_integer("seed", self.seed, 0, MAX_SEED))
+        fix(self, "warmup", as_integer("warmup", self.warmup, 0, self.steps - 1))
+        _check_choice("loss", self.loss, self.experiment.losses)
+        fix(self, "seeds", _as_seeds(self.seeds))
         fix(self, "evaluation_seed", as_integer("evaluation_seed", self.evaluation_seed, 0, MAX_SEED))
-        if not isinstance(self.evaluation, SampleSize):
-            raise DomainError(f"evaluation must be a SampleSize, got {self.evaluation!r}")
+        _check_type("evaluation", self.evaluation, SampleSize)
         fix(self, "history_every", as_integer("history_every", self.history_every, 1, MAX_STEPS))
+        fix(self, "checkpoint_every", as_integer("checkpoint_every", self.checkpoint_every, 1, MAX_STEPS))
+        _check_choice("dtype", self.dtype, get_args(Precision))
+        _check_choice("device", self.device, get_args(Device))
+        _check_type("compile", self.compile, bool)
+        if self.stop_when_converged is not None:
+            _check_type("stop_when_converged", self.stop_when_converged, Convergence)
+            if self.schedule != "constant":
+                raise DomainError("schedule must be constant where stop_when_converged is given, got 'cosine'")
+
+    @property
+    def members(self) -> int:
+        """Number of models trained side by side."""
+        return len(self.seeds)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dict; `config_from_json` reads it back. Source: no equation."""
+        return {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+    def identity(self) -> str:
+        """SHA-256 of all that determines the results; equal runs have equal ones. Source: no equation."""
+        content = self.to_json()
+        del content["checkpoint_every"]
+        return content_hash({"format": FORMAT, **content})
 
 
-def _as_scales(scales: object) -> tuple[float, float]:
-    if not isinstance(scales, Sequence) or len(scales) != 2:
-        raise DomainError(f"initial_scales must be a pair (low, high) with 0 < low <= high <= 1e6, got {scales!r}")
-    low = as_real("initial_scales[0]", scales[0], 0, 1e6, open_low=True)
-    return low, as_real("initial_scales[1]", scales[1], low, 1e6)
+def config_from_json(content: object) -> TrainingConfig:
+    """The config that ``to_json`` wrote; fields with a default may be missing.
+
+    Raises DomainError where fields or values are not those of a config. Source: no equation.
+    """
+    values = checked_fields(TrainingConfig, "training", content)
+    values["experiment"] = experiment_from_json(values["experiment"])
+    for name, cls in (("evaluation", SampleSize), ("stop_when_converged", Convergence)):
+        if values.get(name) is not None:
+            values[name] = cls(**checked_fields(cls, name, values[name]))
+    return TrainingConfig(**values)
+
+
+def run_folder(folder: Path, config: TrainingConfig) -> Path:
+    """Where `train` keeps a run below ``folder``: named by the first digits of its identity. Source: no equation."""
+    return folder / config.identity()[:HASH_DIGITS]
+
+
+def _as_betas(betas: object) -> tuple[float, float]:
+    if not isinstance(betas, Sequence) or isinstance(betas, str) or len(betas) != 2:
+        raise DomainError(f"betas must be a pair of numbers in [0, 1), got {betas!r}")
+    below_one = math.nextafter(1, 0)
+    return as_real("betas[0]", betas[0], 0, below_one), as_real("betas[1]", betas[1], 0, below_one)
+
+
+def _as_seeds(seeds: object) -> tuple[int, ...]:
+    if not isinstance(seeds, Sequence) or isinstance(seeds, str) or not 1 <= len(seeds) <= MAX_MEMBERS:
+        raise DomainError(f"seeds must be a sequence of 1 to {MAX_MEMBERS} integers, got {seeds!r}")
+    numbers = tuple(as_integer(f"seeds[{i}]", seed, 0, MAX_SEED) for i, seed in enumerate(seeds))
+    if len(set(numbers)) != len(numbers):
+        raise DomainError(f"seeds must all be different, got {numbers!r}")
+    return numbers
 
 
 def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
@@ -96,298 +173,418 @@ def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
         raise DomainError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
+def _check_type(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise DomainError(f"{name} must be a {kind.__name__}, got {value!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """What the bits of a run depend on besides its config: types, matmul precision, threads and library versions."""
+    """What the bits of a run depend on besides its config: types, matmul precision, threads, device and versions."""
 
     training_dtype: str
     evaluation_dtype: str
     matmul_precision: str
     threads: int
+    device: str
     torch_version: str
     numpy_version: str
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """A trained ensemble and its measured errors, in units of the squared labels.
+    """Trained members and their measured quantities, losses in units of the squared labels.
 
-    loss: R; shared_error: C; disagreement: A - C, with R = C + (A - C)/L exactly; the last two are ``None`` at depth
-    1, where there is no pair of layers. loss_chunks: R of each chunk of contexts, for paired comparisons of runs.
-    gain: g; key_query: B_ℓ, shape (L, d, d); layer_scales, layer_spreads: α_ℓ and β_ℓ, see `scales_and_spreads`.
-    history: (step, mean training loss since the entry before). seconds: wall time of training and of evaluation.
-    Source: depth (60)-(63).
+    measured: name -> estimates, one per member; what there is depends on the experiment, ``loss`` is always there.
+    chunks: name -> means over each chunk of contexts, by member, for paired comparisons of runs. parameters: name ->
+    array whose first axis counts members. history: (step, mean training loss of each member since the entry before).
+    steps: done; converged: whether the convergence rule ended them. earlier_numerics: those under which earlier parts
+    of a resumed run were trained, where they differ. seconds: wall time of training and of evaluation.
     """
 
     config: TrainingConfig
-    loss: Estimate
-    shared_error: Estimate | None
-    disagreement: Estimate | None
-    loss_chunks: tuple[float, ...]
-    gain: float
-    layer_scales: tuple[float, ...]
-    layer_spreads: tuple[float, ...]
-    history: tuple[tuple[int, float], ...]
+    measured: dict[str, tuple[Estimate, ...]]
+    chunks: dict[str, tuple[tuple[float, ...], ...]] = field(repr=False)
+    history: tuple[tuple[int, tuple[float, ...]], ...] = field(repr=False)
+    steps: int
+    converged: bool
     numerics: Numerics
-    key_query: FloatArray = field(compare=False, repr=False)
+    earlier_numerics: tuple[Numerics, ...]
+    parameters: dict[str, FloatArray] = field(compare=False, repr=False)
     seconds: tuple[float, float] = field(compare=False)
 
+    def estimate(self, name: str, member: int = 0) -> Estimate:
+        """A measured quantity of a member. Raises DomainError where it was not measured. Source: no equation."""
+        if name not in self.measured:
+            raise DomainError(f"name must be one of {', '.join(self.measured)}, got {name!r}")
+        return self.measured[name][as_integer("member", member, 0, self.config.members - 1)]
 
-def train(config: TrainingConfig, progress: Progress | None = None) -> TrainingResult:
-    """Train one ensemble and measure it; ``progress(step, loss)`` is called at each entry of the history.
+    @property
+    def loss(self) -> Estimate:
+        """Loss of the first member."""
+        return self.estimate("loss")
 
-    The same config gives the same bits on the same machine. Raises PrecisionError where the loss stops being finite,
-    MissingDependencyError without torch. Source: depth section 2.2, (12), (60)-(63).
+    def to_json(self) -> dict[str, Any]:
+        """Measured numbers and how they came about, without parameters and history. Source: no equation."""
+        return {
+            "config": self.config.to_json(),
+            "steps": self.steps,
+            "converged": self.converged,
+            "measured": {name: [one.to_json() for one in all_] for name, all_ in self.measured.items()},
+            "numerics": dataclasses.asdict(self.numerics),
+            "earlier_numerics": [dataclasses.asdict(one) for one in self.earlier_numerics],
+            "seconds": {"training": self.seconds[0], "evaluation": self.seconds[1]},
+        }
+
+
+def train(
+    config: TrainingConfig,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
+    lock_wait: float = 0.0,
+) -> TrainingResult:
+    """Train one ensemble and measure it.
+
+    The same config gives the same bits on the same machine. folder: where runs are kept; the run has a folder of its
+    own in it, see `run_folder`, goes on from its last checkpoint, and is only read where it is finished.
+    ``progress(step, loss)`` is called at each entry of the history with the mean loss of the members. stop: asked
+    after each step; when it says so, a checkpoint is written and TrainingStopped raised. lock_wait: seconds to wait
+    for another process that trains the same run.
+
+    Raises PrecisionError where the loss stops being finite, MissingDependencyError without torch, RunLockedError
+    where another process trains the run. Source: depth section 2.2, (12).
     """
-    torch = _require_torch()
-    with _one_precise_thread():
+    require_torch()
+    with _ONE_RUN_PER_PROCESS, _one_precise_thread(config):
+        if folder is None:
+            return _train(config, None, progress, stop)
+        with opened_run(Path(folder), config.to_json(), config.identity(), lock_wait) as run:
+            return _train(config, run, progress, stop)
+
+
+def _train(
+    config: TrainingConfig, run: RunFolder | None, progress: Progress | None, stop: Callable[[], bool] | None
+) -> TrainingResult:
+    training = _Training(config)
+    saved = None if run is None else run.read_checkpoint()
+    if saved is not None:
+        training.restore(saved)
+    if run is not None and training.finished:
+        found = run.read_result()
+        if found is not None:
+            return training.result(found)
+    while not training.finished:
+        training.advance()
+        entry = training.step % config.history_every == 0 or training.finished
+        if entry:
+            training.add_history()
+        stopping = stop is not None and not training.finished and stop()
+        if run is not None and (stopping or training.finished or training.step % config.checkpoint_every == 0):
+            _save(training, run)
+        if entry and progress is not None:
+            progress(training.step, math.fsum(training.history[-1][1]) / config.members)
+        if stopping:
+            kept = "run it again to go on from there" if run is not None else "nothing was kept"
+            raise TrainingStopped(f"training was stopped at step {training.step} of {config.steps}: {kept}")
+    content = training.measure()
+    if run is not None:
+        run.write_metrics(training.metrics(), training.step, complete=True)
+        run.write_result(content)
+    return training.result(content)
+
+
+def _save(training: _Training, run: RunFolder) -> None:
+    run.write_checkpoint(training.state())
+    run.write_metrics(training.metrics(), training.step, complete=training.finished)
+
+
+class _Training:
+    """A run in progress: model, optimiser, and what has been seen so far."""
+
+    def __init__(self, config: TrainingConfig) -> None:
+        import torch
+
+        self.config = config
+        self.device = resolved_device(config.device)
+        self.dtype = getattr(torch, config.dtype)
+        experiment = config.experiment
+        generators = [stream(seed, "initial weights") for seed in config.seeds]
+        self.model = experiment.initial(generators).to(self.device, self.dtype)
+        groups = [{"lr": config.learning_rate, **group} for group in experiment.parameter_groups(self.model)]
+        self.optimiser = torch.optim.Adam(groups, lr=config.learning_rate, betas=config.betas)
+        self.loss_function: Callable[..., Tensor] = experiment.loss
+        if config.compile:
+            self.loss_function = torch.compile(experiment.loss, dynamic=False)
+        self.numerics = _numerics(config, self.device)
+        self.earlier_numerics: list[Numerics] = []
+        self.step = 0
+        self.converged = False
+        self.history: list[tuple[int, tuple[float, ...]]] = []
+        # Losses of steps by member: since the last entry of the history, first ones, and those of two windows.
+        self.since_entry: list[list[float]] = []
+        self.first: list[list[float]] = []
+        self.recent: list[list[float]] = []
+        self.zero_losses: FloatArray | None = None
+        self.seconds = 0.0
+
+    @property
+    def finished(self) -> bool:
+        """Whether no step is left to do."""
+        return self.converged or self.step >= self.config.steps
+
+    def advance(self) -> None:
+        """One step of Adam on the batch of this step."""
+        import torch
+
         started = time.perf_counter()
-        model = _initial_model(config)
-        history = tuple(_optimise(model, config, progress))
-        trained = time.perf_counter()
-        model = model.to(torch.float64)
-        chunks = evaluation_chunks(model, config)
-        evaluated = time.perf_counter()
-        numerics = _numerics()
-    key_query = model.key_query.detach().numpy().copy()
-    scales, spreads = scales_and_spreads(key_query)
-    loss, shared, disagreement = _estimates(chunks, config)
-    return TrainingResult(
-        config=config,
-        loss=loss,
-        shared_error=shared,
-        disagreement=disagreement,
-        loss_chunks=tuple(chunks[:, 0].tolist()),
-        gain=model.gain.item(),
-        layer_scales=tuple(scales.tolist()),
-        layer_spreads=tuple(spreads.tolist()),
-        history=history,
-        numerics=numerics,
-        key_query=key_query,
-        seconds=(trained - started, evaluated - trained),
-    )
+        config = self.config
+        for group in self.optimiser.param_groups:
+            group["lr"] = group["factor"] * learning_rate_at(config, self.step)
+        losses = self.loss_function(self.model, self._batch("training contexts", self.step), config.loss)
+        self.optimiser.zero_grad()
+        torch.autograd.backward(losses.sum())
+        self.optimiser.step()
+        self.step += 1
+        values: list[float] = losses.tolist()
+        self._check_finite(values)
+        self.since_entry.append(values)
+        if config.stop_when_converged is not None:
+            self._watch(values, config.stop_when_converged)
+        self.seconds += time.perf_counter() - started
 
+    def _batch(self, name: str, index: int) -> tuple[Tensor, ...]:
+        config = self.config
+        generators = [stream(seed, name, index) for seed in config.seeds]
+        return self._tensors(config.experiment.sample(generators, config.batch, config.loss), self.dtype)
 
-def train_many(
-    configs: Sequence[TrainingConfig], workers: int = 2, progress: Callable[[float], None] | None = None
-) -> list[TrainingResult]:
-    """Results of ``configs`` in their order, trained in ``workers`` processes of one torch thread each.
-
-    The bits are those of `train`. With one worker or one config everything runs in this process. Scripts must guard
-    their entry (``if __name__ == "__main__"``), as processes are spawned. progress is called with the fraction of runs
-    done. Source: no equation.
-    """
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
-    workers = min(as_integer("workers", workers, 1, 4096), len(configs))
-    report = progress or (lambda _: None)
-    with ExitStack() as stack:
-        if workers > 1:
-            pool = stack.enter_context(ProcessPoolExecutor(workers, mp_context=get_context("spawn")))
-            runs = pool.map(train, configs)
-        else:
-            runs = map(train, configs)
-        results = []
-        for result in runs:
-            results.append(result)
-            report(len(results) / len(configs))
-    return results
-
-
-def paired_difference(first: TrainingResult, second: TrainingResult) -> Estimate:
-    """R of ``first`` minus R of ``second`` on the contexts that both were measured on.
-
-    Its error is much smaller than that of either loss, as the contexts are common. Raises DomainError where task,
-    evaluation or evaluation_seed differ. Source: Monte Carlo with common random numbers; no equation.
-    """
-    for name in ("task", "evaluation", "evaluation_seed"):
-        one, other = getattr(first.config, name), getattr(second.config, name)
-        if one != other:
-            raise DomainError(f"{name} must be the same in both runs for a paired difference, got {one} and {other}")
-    differences = np.array(first.loss_chunks) - np.array(second.loss_chunks)
-    return estimate_from_chunks(differences, first.config.evaluation.contexts, first.config.evaluation_seed)
-
-
-def scales_and_spreads(key_query: FloatArray) -> tuple[FloatArray, FloatArray]:
-    r"""How layers read the query on average over its direction: B q = α q + rest with mean square length β².
-
-    α = tr(B)/d and β = ‖B - α I‖_F / sqrt(d); key_query: shape (L, d, d); returns both, shape (L,).
-    Source: beyond the paper, the law of (α, β) of the mean field.
-    """
-    dim = key_query.shape[-1]
-    scales = np.trace(key_query, axis1=1, axis2=2) / dim
-    rests = key_query - scales[:, None, None] * np.eye(dim)
-    return scales, np.linalg.norm(rests, axis=(1, 2)) / math.sqrt(dim)
-
-
-def label_unit(task: TopKTask) -> float:
-    """Root mean square of a label, sqrt(Σ λ_k ω_k), in which labels are trained so that float32 fits every scale.
-
-    Source: depth (1), (3), the trace of ΣΩ.
-    """
-    return math.sqrt(float(task.spectrum.label_variances().sum()))
-
-
-def learning_rate_at(config: TrainingConfig, step: int) -> float:
-    """Learning rate of step 0 <= step < steps. Source: half a cosine, or constant; no equation."""
-    if config.schedule == "constant":
-        return config.learning_rate
-    return config.learning_rate * (1 + math.cos(math.pi * step / config.steps)) / 2
-
-
-def initial_key_query(config: TrainingConfig) -> FloatArray:
-    """Initial B_ℓ = s_ℓ I + noise, shape (L, d, d), with s_ℓ geometric; one layer takes the geometric mean.
-
-    Source: see `TrainingConfig`; no equation.
-    """
-    low, high = config.initial_scales
-    fractions = (np.arange(config.depth) + 0.5) / config.depth
-    scales = low * (high / low) ** fractions
-    dim = config.task.spectrum.dim
-    assert dim is not None  # TopKTask holds finite spectra only
-    noise = stream(config.seed, "initial weights").standard_normal((config.depth, dim, dim))
-    matrices: FloatArray = scales[:, None, None] * np.eye(dim) + config.initial_noise * noise
-    return matrices
-
-
-def teacher_averaged_losses(weights: Tensor, target: Tensor, factors: Tensor) -> Tensor:
-    r"""Squared errors averaged over the teacher, :math:`|F^T (w - t)|^2`, shape (n,).
-
-    weights w, target t: shape (n, P); factors F: shape (n, P, d). Source: depth (12) and (3).
-    """
-    return ((weights - target)[:, None, :] @ factors).square().sum(dim=(1, 2))
-
-
-def sampled_losses(weights: Tensor, target: Tensor, labels: Tensor) -> Tensor:
-    """Squared errors ((w - t) y)² at drawn labels, shape (n,); all arguments of shape (n, P). Source: depth (12)."""
-    return ((weights - target) * labels).sum(dim=1).square()
-
-
-def layer_decomposition(errors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss R, shared error C and disagreement A - C of each context, shape (n,) each, for L >= 2 layers.
-
-    errors: e_ℓ = F^T (g p_ℓ - t) in the metric of the labels, shape (n, L, d). C is the mean of e_ℓ . e_m over pairs,
-    (L R - A)/(L - 1), and A - C the sample variance of the layers; R = C + (A - C)/L. Source: depth (61)-(63), (69).
-    """
-    depth = errors.shape[1]
-    mean = errors.mean(dim=1, keepdim=True)
-    loss = mean.square().sum(dim=(1, 2))
-    average = errors.square().sum(dim=2).mean(dim=1)
-    shared = (depth * loss - average) / (depth - 1)
-    disagreement = (errors - mean).square().sum(dim=(1, 2)) / (depth - 1)
-    return loss, shared, disagreement
-
-
-def evaluation_chunks(model: SoftmaxEnsemble, config: TrainingConfig) -> FloatArray:
-    """R, C and A - C of a float64 model per chunk of evaluation contexts, shape (chunks, 3); (chunks, 1) at depth 1.
-
-    Source: depth (61)-(63).
-    """
-    torch = _require_torch()
-
-    def measure(contexts: Contexts) -> FloatArray:
-        batch = _Batch(contexts, torch.float64)
-        layers = model.gain * model.layer_weights(batch.directions, batch.query_direction)
-        errors = (layers - batch.target[:, None, :]) @ batch.factors
-        if errors.shape[1] == 1:
-            losses: FloatArray = errors.square().sum(dim=2).numpy()
-            return losses
-        rows: FloatArray = torch.stack(layer_decomposition(errors), dim=1).numpy()
-        return rows
-
-    with torch.no_grad():
-        chunks = chunk_means(measure, config.task, config.evaluation_seed, "evaluation contexts", config.evaluation)
-    return chunks * label_unit(config.task) ** 2
-
-
-class _Batch:
-    """The arrays of `Contexts` as tensors: rotated as the network sees them, labels in units of `label_unit`."""
-
-    def __init__(self, contexts: Contexts, dtype: torch.dtype) -> None:
+    def _tensors(self, arrays: tuple[FloatArray, ...], dtype: Any) -> tuple[Tensor, ...]:
         import torch
 
         # torch.tensor copies, so that alignment and hence the bits do not depend on where NumPy put the array.
-        self.directions = torch.tensor(contexts.rotated(contexts.directions), dtype=dtype)
-        self.query_direction = torch.tensor(contexts.rotated(contexts.query_direction), dtype=dtype)
-        self.target = torch.tensor(contexts.target, dtype=dtype)
-        self.factors = torch.tensor(contexts.label_factors() / label_unit(contexts.task), dtype=dtype)
+        return tuple(torch.tensor(array, dtype=dtype, device=self.device) for array in arrays)
+
+    def _check_finite(self, losses: list[float]) -> None:
+        for seed, loss in zip(self.config.seeds, losses, strict=True):
+            if not math.isfinite(loss):
+                raise PrecisionError(
+                    f"the loss must stay finite, got {loss} at step {self.step} with seed {seed}: lower "
+                    f"learning_rate, {self.config.learning_rate:g}"
+                )
+
+    def _watch(self, losses: list[float], rule: Convergence) -> None:
+        if len(self.first) < FIRST_STEPS:
+            self.first.append(losses)
+        self.recent.append(losses)
+        if len(self.recent) < 2 * rule.window:
+            return
+        windows = np.array(self.recent)
+        self.converged = has_converged(windows[: rule.window], windows[rule.window :], self._reference(), rule)
+        self.recent = self.recent[rule.window :]
+
+    def _reference(self) -> FloatArray:
+        """The smaller of the first losses and the loss of predicting zero, shape (members,)."""
+        if self.zero_losses is None:
+            self.zero_losses = self._zero_losses()
+        smaller: FloatArray = np.minimum(np.mean(self.first, axis=0), self.zero_losses)
+        return smaller
+
+    def _zero_losses(self) -> FloatArray:
+        losses = []
+        for index in range(ZERO_LOSS_BATCHES):
+            found = self.config.experiment.zero_loss(self._batch("zero loss", index), self.config.loss)
+            if found is None:
+                return np.full(self.config.members, np.inf)
+            losses.append(found.tolist())
+        means: FloatArray = np.mean(losses, axis=0)
+        return means
+
+    def add_history(self) -> None:
+        """An entry of the history: the mean loss of each member since the entry before."""
+        unit, count = self.config.experiment.unit(), len(self.since_entry)
+        means = tuple(unit * math.fsum(losses) / count for losses in zip(*self.since_entry, strict=True))
+        self.history.append((self.step, means))
+        self.since_entry.clear()
+
+    def metrics(self) -> dict[str, list[Any]]:
+        """The history as columns, one row per step and member; seeds as text, as they may have 128 bits."""
+        rows = [
+            (step, member, str(seed), loss, learning_rate_at(self.config, step - 1))
+            for step, losses in self.history
+            for member, (seed, loss) in enumerate(zip(self.config.seeds, losses, strict=True))
+        ]
+        names = ("step", "member", "seed", "loss", "learning_rate")
+        return {name: [row[i] for row in rows] for i, name in enumerate(names)}
+
+    def state(self) -> State:
+        """All that a resumed run needs, in tensors and plain values."""
+        return {
+            "step": self.step,
+            "converged": self.converged,
+            "model": self.model.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "history": [[step, list(losses)] for step, losses in self.history],
+            "since_entry": self.since_entry,
+            "first": self.first,
+            "recent": self.recent,
+            "numerics": [dataclasses.asdict(one) for one in (*self.earlier_numerics, self.numerics)],
+            "seconds": self.seconds,
+        }
+
+    def restore(self, state: State) -> None:
+        """Go on from a checkpoint."""
+        self.model.load_state_dict(state["model"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.step, self.converged = state["step"], state["converged"]
+        self.history = [(step, tuple(losses)) for step, losses in state["history"]]
+        self.since_entry, self.first, self.recent = state["since_entry"], state["first"], state["recent"]
+        self.seconds = state["seconds"]
+        numerics = [Numerics(**one) for one in state["numerics"]]
+        if self.finished:
+            self.numerics = numerics.pop()
+        self.earlier_numerics = [one for one in dict.fromkeys(numerics) if one != self.numerics]
+
+    def measure(self) -> dict[str, Any]:
+        """Chunk means of all measured quantities, in units of squared labels, with the time that they took."""
+        started = time.perf_counter()
+        means = evaluation_chunks(self.config, self.model, self.device)
+        chunks = {name: values.tolist() for name, values in means.items()}
+        return {"chunks": chunks, "seconds": [self.seconds, time.perf_counter() - started]}
+
+    def result(self, content: Mapping[str, Any]) -> TrainingResult:
+        """The result from what `measure` returned or a finished run holds."""
+        size, seed = self.config.evaluation.contexts, self.config.evaluation_seed
+        measured = {
+            name: tuple(estimate_from_chunks(np.array(row), size, seed) for row in rows)
+            for name, rows in content["chunks"].items()
+        }
+        return TrainingResult(
+            config=self.config,
+            measured=measured,
+            chunks={name: tuple(tuple(row) for row in rows) for name, rows in content["chunks"].items()},
+            history=tuple(self.history),
+            steps=self.step,
+            converged=self.converged,
+            numerics=self.numerics,
+            earlier_numerics=tuple(self.earlier_numerics),
+            parameters={
+                name: value.detach().cpu().numpy().astype(np.float64)
+                for name, value in self.model.state_dict().items()
+            },
+            seconds=(content["seconds"][0], content["seconds"][1]),
+        )
 
 
-def _initial_model(config: TrainingConfig) -> SoftmaxEnsemble:
+def evaluation_chunks(config: TrainingConfig, model: nn.Module, device: str = "cpu") -> dict[str, FloatArray]:
+    """Means of the measured quantities over each chunk of evaluation contexts, shape (members, chunks) each.
+
+    The model is turned into float64. Losses are in units of the squared labels. Source: Monte Carlo averages; no
+    equation.
+    """
     import torch
 
-    from sim.models.softmax_attention import SoftmaxEnsemble
-
-    return SoftmaxEnsemble(initial_key_query(config), 1.0, torch.float32)
-
-
-def _training_loss(model: SoftmaxEnsemble, config: TrainingConfig, step: int) -> Tensor:
-    import torch
-
-    generator = stream(config.seed, "training contexts", step)
-    contexts = sample_contexts(config.task, config.batch, generator)
-    batch = _Batch(contexts, torch.float32)
-    weights = model.label_weights(batch.directions, batch.query_direction)
-    if config.loss == "sampled":
-        labels = torch.tensor(sample_labels(contexts, generator) / label_unit(config.task), dtype=torch.float32)
-        return sampled_losses(weights, batch.target, labels).mean()
-    return teacher_averaged_losses(weights, batch.target, batch.factors).mean()
-
-
-def _optimise(
-    model: SoftmaxEnsemble, config: TrainingConfig, progress: Progress | None
-) -> Iterator[tuple[int, float]]:
-    import torch
-
-    matrices: dict[str, Any] = {"params": [model.key_query], "factor": 1.0}
-    gain: dict[str, Any] = {"params": [model.gain], "factor": GAIN_RATE}
-    optimiser = torch.optim.Adam([matrices, gain], lr=config.learning_rate)
-    window: list[float] = []
-    for step in range(config.steps):
-        for group in optimiser.param_groups:
-            group["lr"] = group["factor"] * learning_rate_at(config, step)
-        loss = _training_loss(model, config, step)
-        optimiser.zero_grad()
-        torch.autograd.backward(loss)
-        optimiser.step()
-        window.append(loss.item())
-        if not math.isfinite(window[-1]):
-            rate = config.learning_rate
-            raise PrecisionError(
-                f"the loss must stay finite, got {window[-1]} at step {step + 1}: lower learning_rate, {rate:g}"
-            )
-        if (step + 1) % config.history_every == 0 or step + 1 == config.steps:
-            mean = label_unit(config.task) ** 2 * math.fsum(window) / len(window)
-            window.clear()
-            if progress is not None:
-                progress(step + 1, mean)
-            yield step + 1, mean
+    experiment, size = config.experiment, config.evaluation
+    model = model.to(torch.float64)
+    names: list[str] = []
+    rows = []
+    with torch.no_grad():
+        for index in range(size.chunks):
+            generator = stream(config.evaluation_seed, "evaluation contexts", index)
+            means = []
+            for _ in range(size.chunk_batches):
+                arrays = experiment.sample([generator], size.batch, experiment.losses[0])
+                tensors = [torch.tensor(array, dtype=torch.float64, device=device) for array in arrays]
+                batch = tuple(tensor.expand(config.members, *tensor.shape[1:]) for tensor in tensors)
+                measured = experiment.measure(model, batch)
+                names = list(measured)
+                means.append(torch.stack(list(measured.values()), dim=-1).cpu().numpy().mean(axis=1))
+            rows.append(np.mean(means, axis=0))
+    values = np.array(rows)
+    unit = experiment.unit()
+    return {
+        name: np.ascontiguousarray(values[:, :, i].T) * (1.0 if name in experiment.dimensionless else unit)
+        for i, name in enumerate(names)
+    }
 
 
-def _estimates(chunks: FloatArray, config: TrainingConfig) -> tuple[Estimate, Estimate | None, Estimate | None]:
-    samples, seed = config.evaluation.contexts, config.evaluation_seed
-    estimates = [estimate_from_chunks(column, samples, seed) for column in chunks.T]
-    if config.depth == 1:
-        return estimates[0], None, None
-    loss, shared, disagreement = estimates
-    return loss, shared, disagreement
+def trained_model(result: TrainingResult) -> nn.Module:
+    """The trained model, float64 on the CPU, for diagnostics of one's own. Source: no equation."""
+    torch = require_torch()
+    config = result.config
+    model = config.experiment.initial([stream(seed, "initial weights") for seed in config.seeds])
+    model.load_state_dict({name: torch.tensor(value) for name, value in result.parameters.items()})
+    return model
 
 
-def _numerics() -> Numerics:
+def paired_difference(
+    first: TrainingResult, second: TrainingResult, name: str = "loss", members: tuple[int, int] = (0, 0)
+) -> Estimate:
+    """A quantity of ``first`` minus that of ``second`` on the contexts that both were measured on.
+
+    name: which quantity; members: of either run. Its error is much smaller than that of either, as the contexts are
+    common. Raises DomainError where the contexts are not the same. Source: Monte Carlo with common random numbers; no
+    equation.
+    """
+    for what, one, other in (
+        ("problem", _problem(first), _problem(second)),
+        ("evaluation", first.config.evaluation, second.config.evaluation),
+        ("evaluation_seed", first.config.evaluation_seed, second.config.evaluation_seed),
+    ):
+        if one != other:
+            raise DomainError(f"{what} must be the same in both runs for a paired difference, got {one} and {other}")
+    rows = []
+    for result, member in zip((first, second), members, strict=True):
+        result.estimate(name, member)
+        rows.append(np.array(result.chunks[name][member]))
+    return estimate_from_chunks(rows[0] - rows[1], first.config.evaluation.contexts, first.config.evaluation_seed)
+
+
+def _problem(result: TrainingResult) -> object:
+    experiment = result.config.experiment
+    return getattr(experiment, "problem", experiment)
+
+
+def learning_rate_at(config: TrainingConfig, step: int) -> float:
+    """Learning rate of step 0 <= step < steps.
+
+    Source: a linear rise over the warm-up, then half a cosine, or constant; no equation.
+    """
+    if step < config.warmup:
+        return config.learning_rate * (step + 1) / config.warmup
+    if config.schedule == "constant":
+        return config.learning_rate
+    done, steps = step - config.warmup, config.steps - config.warmup
+    return config.learning_rate * (1 + math.cos(math.pi * done / steps)) / 2
+
+
+def resolved_device(device: Device) -> str:
+    """``cpu`` or ``cuda``: the device meant by ``auto``. Raises DomainError for CUDA that is not there.
+
+    Source: no equation.
+    """
+    torch = require_torch()
+    there = torch.cuda.is_available()
+    if device == "cuda" and not there:
+        raise DomainError("device must be cpu or auto where torch finds no CUDA device, got 'cuda'")
+    return "cuda" if there and device != "cpu" else "cpu"
+
+
+def _numerics(config: TrainingConfig, device: str) -> Numerics:
     import torch
 
     return Numerics(
-        training_dtype="float32",
+        training_dtype=config.dtype,
         evaluation_dtype="float64",
         matmul_precision=torch.get_float32_matmul_precision(),
         threads=torch.get_num_threads(),
+        device=device if device == "cpu" else torch.cuda.get_device_name(),
         torch_version=str(torch.__version__),
         numpy_version=np.__version__,
     )
 
 
-def _require_torch() -> Any:
+def require_torch() -> Any:
+    """The module torch. Raises MissingDependencyError where it is not installed. Source: no equation."""
     try:
         import torch
     except ImportError as error:
@@ -396,15 +593,24 @@ def _require_torch() -> Any:
 
 
 @contextmanager
-def _one_precise_thread() -> Iterator[None]:
-    # Small batched products collapse on several threads of a shared machine; the setting is the caller's afterwards.
+def _one_precise_thread(config: TrainingConfig) -> Iterator[None]:
+    # Small batched products collapse on several threads of a shared machine; the settings are the caller's afterwards.
     import torch
 
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    deterministic, warn_only = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision(MATMUL_PRECISION)
+    if resolved_device(config.device) == "cuda":
+        # cuBLAS reads this when it starts; without it equal products may differ in their last bits.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)

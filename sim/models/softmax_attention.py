@@ -46,13 +46,14 @@ def fixed_context_mask(context: int) -> Tensor:
     return mask
 
 
-def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
-    """``mask`` times the softmax of each row over the positions where ``mask`` is not zero.
+def masked_softmax(scores: Tensor, mask: Tensor, allowed: Tensor | None = None) -> Tensor:
+    """``mask`` times the softmax of each row over the ``allowed`` positions, those where ``mask`` is not zero if None.
 
-    scores: shape (n, rows, columns); mask: shape (rows, columns). A row without such positions gives zeros
-    and finite gradients, not the NaN of a softmax over nothing. Source: depth (10) and section 2.2, masks.
+    scores: shape (n, rows, columns); mask, allowed: shape (rows, columns); a trained mask may pass through zero
+    where attention stays allowed. A row without allowed positions gives zeros and finite gradients, not the NaN of a
+    softmax over nothing. Source: depth (10) and section 2.2, masks.
     """
-    allowed = mask != 0
+    allowed = mask != 0 if allowed is None else allowed
     empty = ~allowed.any(dim=-1, keepdim=True)
     finite = scores.masked_fill(~allowed & ~empty, -math.inf)
     return mask.to(scores.dtype) * torch.softmax(finite, dim=-1)
@@ -88,13 +89,22 @@ class FaithfulSoftmaxAttention(nn.Module):
         known = torch.cat([labels, torch.zeros_like(labels[:, :1])], dim=1)[:, None, :]
         normalised = root_mean_square_norm(self.input_encoder @ inputs)
         label_states = self.label_encoder @ known
-        mask = fixed_context_mask(tokens.shape[1])
-        for query_map, key_map in zip(self.query_maps, self.key_maps, strict=True):
+        mask, allowed = self.mask(tokens.shape[1])
+        for layer, (query_map, key_map) in enumerate(zip(self.query_maps, self.key_maps, strict=True)):
             queries, keys = query_map @ normalised, key_map @ normalised
-            values = self.value_map @ label_states
-            attention = masked_softmax(queries.transpose(1, 2) @ keys, mask)
+            values = self.layer_value_map(layer) @ label_states
+            attention = masked_softmax(queries.transpose(1, 2) @ keys, mask, allowed)
             label_states = label_states + values @ attention.transpose(1, 2) / len(self.query_maps)
         return (self.readout @ label_states)[:, 0, -1]
+
+    def mask(self, context: int) -> tuple[Tensor, Tensor]:
+        """The mask and where attention is allowed, shape (P + 1, P + 1) each. Source: depth (76)."""
+        mask = fixed_context_mask(context)
+        return mask, mask != 0
+
+    def layer_value_map(self, layer: int) -> Tensor:
+        """The value map of one layer, shape (N, N): here the same for all. Source: depth (9)."""
+        return self.value_map
 
     def composed(self) -> tuple[Tensor, Tensor]:
         """The matrices B_ℓ = N W_x^T W_k^T W_q W_x, shape (L, d, d), and the gain W_o W_v W_y of the fast form.
@@ -102,6 +112,10 @@ class FaithfulSoftmaxAttention(nn.Module):
         The factor N comes from the pre-norm, whose columns have length sqrt(N). Differentiable. Raises DomainError
         where W_x is not semi-orthogonal: the norm of W_x x is then not the norm of x. Source: depth (9), (10), (60).
         """
+        return self.composed_key_query(), (self.readout @ self.value_map @ self.label_encoder)[0, 0]
+
+    def composed_key_query(self) -> Tensor:
+        """The matrices B_ℓ of `composed`, shape (L, d, d)."""
         width, dim = self.input_encoder.shape
         encoder = self.input_encoder.detach()
         gram = encoder.T @ encoder
@@ -112,39 +126,40 @@ class FaithfulSoftmaxAttention(nn.Module):
                 f"identity by at most {ORTHOGONALITY_TOLERANCE:g}, got {departure:g}"
             )
         keys, queries = self.key_maps @ self.input_encoder, self.query_maps @ self.input_encoder
-        return width * (keys.transpose(1, 2) @ queries), (self.readout @ self.value_map @ self.label_encoder)[0, 0]
+        return width * (keys.transpose(1, 2) @ queries)
 
 
 def ensemble_weights(key_query: Tensor, directions: Tensor, query_direction: Tensor) -> Tensor:
-    """Attention rows p_ℓ = softmax_i(x_i . B_ℓ q) of the test token, shape (n, L, P).
+    """Attention rows p_ℓ = softmax_i(x_i . B_ℓ q) of the test token, shape (..., n, L, P).
 
-    key_query: B_ℓ, shape (L, d, d); directions: x_i / ‖x_i‖, shape (n, P, d); query_direction: q / ‖q‖, shape (n, d).
-    Source: depth (9), (10), (59).
+    key_query: B_ℓ, shape (..., L, d, d); directions: x_i / ‖x_i‖, shape (..., n, P, d); query_direction: q / ‖q‖,
+    shape (..., n, d). Leading axes are members of an ensemble of models. Source: depth (9), (10), (59).
     """
-    depth, dim, _ = key_query.shape
-    reads = (query_direction @ key_query.reshape(depth * dim, dim).T).reshape(-1, depth, dim)
-    return torch.softmax(reads @ directions.transpose(1, 2), dim=-1)
+    *members, depth, dim, _ = key_query.shape
+    reads = query_direction @ key_query.reshape(*members, depth * dim, dim).transpose(-1, -2)
+    return torch.softmax(reads.reshape(*reads.shape[:-1], depth, dim) @ directions.transpose(-1, -2), dim=-1)
 
 
 class SoftmaxEnsemble(nn.Module):
     """The fast form: L softmax rows over the context, averaged and multiplied by one gain.
 
-    key_query: initial B_ℓ, shape (L, d, d); gain: initial g. Source: depth (59), (60).
+    key_query: initial B_ℓ, shape (L, d, d); gain: initial g. With leading axes, key_query (members, L, d, d) and gain
+    (members,), it is as many models side by side, each on contexts of its own. Source: depth (59), (60).
     """
 
-    def __init__(self, key_query: FloatArray, gain: float, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(self, key_query: FloatArray, gain: float | FloatArray, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
         self.key_query = nn.Parameter(torch.tensor(key_query, dtype=dtype))
         self.gain = nn.Parameter(torch.tensor(gain, dtype=dtype))
 
-    def layer_weights(self, directions: Tensor, query_direction: Tensor) -> Tensor:
-        """Attention rows p_ℓ, shape (n, L, P); arguments as in `ensemble_weights`. Source: depth (59)."""
+    def attention(self, directions: Tensor, query_direction: Tensor) -> Tensor:
+        """Attention rows p_ℓ, shape (..., n, L, P); arguments as in `ensemble_weights`. Source: depth (59)."""
         return ensemble_weights(self.key_query, directions, query_direction)
 
     def label_weights(self, directions: Tensor, query_direction: Tensor) -> Tensor:
-        """Weights w = g mean_ℓ p_ℓ of the labels in the prediction, shape (n, P). Source: depth (60)."""
-        return self.gain * self.layer_weights(directions, query_direction).mean(dim=1)
+        """Weights w = g mean_ℓ p_ℓ of the labels in the prediction, shape (..., n, P). Source: depth (60)."""
+        return self.gain[..., None, None] * self.attention(directions, query_direction).mean(dim=-2)
 
     def forward(self, directions: Tensor, query_direction: Tensor, labels: Tensor) -> Tensor:
-        """Predictions w y, shape (n,), from labels of shape (n, P). Source: depth (60)."""
+        """Predictions w y, shape (..., n), from labels of shape (..., n, P). Source: depth (60)."""
         return (self.label_weights(directions, query_direction) * labels).sum(dim=-1)

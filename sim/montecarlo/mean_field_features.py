@@ -20,7 +20,7 @@ from sim.contexts import haar_rotations, sample_contexts
 from sim.montecarlo.kernels.mean_field import FRAMES, mean_field_chunk, scan_chunk
 from sim.montecarlo.stopping import Progress, draw_until, mean_over_chunks
 from sim.streams import MAX_SEED
-from theory.problems import MAX_SIZE, TopKTask, as_integer, as_real
+from theory.problems import MAX_SIZE, CopyTask, TopKTask, as_integer, as_real
 from theory.results import DomainError, FloatArray
 
 # Up to this scale no product of the exponentials of a type, at least exp(-3 * 230), is subnormal (which is slow).
@@ -77,7 +77,7 @@ class TypeScan:
     slope: FloatArray
 
 
-def visible_teachers(task: TopKTask, teachers: FloatArray | None = None) -> FloatArray:
+def visible_teachers(task: TopKTask | CopyTask, teachers: FloatArray | None = None) -> FloatArray:
     """Variances ω_k of one teacher per row, (B, dim), as the inputs show them; by default that of the task alone.
 
     Where the inputs are isotropic they hide the eigenbasis, and every ω_k becomes the mean. Source: depth (3).

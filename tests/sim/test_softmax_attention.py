@@ -78,7 +78,7 @@ def test_fast_form_equals_a_loop_over_tokens() -> None:
     key_query = generator.standard_normal((2, DIM, DIM))
     tokens, query, labels = (tensor.detach() for tensor in inputs(6))
     ensemble = SoftmaxEnsemble(key_query, 1.5)
-    rows = ensemble.layer_weights(unit(tokens), unit(query))
+    rows = ensemble.attention(unit(tokens), unit(query))
     assert rows.shape == (BATCH, 2, CONTEXT)
     for n in range(BATCH):
         prediction = 0.0
@@ -167,3 +167,15 @@ def test_a_missing_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'attnlaws\[train\]'"):
         importlib.import_module("sim.models.softmax_attention")
+
+
+def test_members_are_models_of_their_own() -> None:
+    generator = stream(14, "members")
+    key_query, gain = generator.standard_normal((2, 3, DIM, DIM)), generator.standard_normal(2)
+    batches = [[tensor.detach() for tensor in inputs(seed)] for seed in (15, 16)]
+    tokens, query, labels = (torch.stack(pair) for pair in zip(*batches, strict=True))
+    together = SoftmaxEnsemble(key_query, gain)(unit(tokens), unit(query), labels)
+    for member in range(2):
+        alone = SoftmaxEnsemble(key_query[member], gain[member])
+        expected = alone(unit(tokens[member]), unit(query[member]), labels[member])
+        assert torch.allclose(together[member], expected, rtol=1e-13)

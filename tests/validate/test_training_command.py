@@ -1,0 +1,159 @@
+"""The command ``train``: files, presets, output, resuming, and refusals in one sentence."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from validate.cli import EXIT_BAD_INPUT, main
+from validate.commands.training import differences, preset_names, read_configs
+
+pytest.importorskip("torch")
+
+FILE = """
+[experiment]
+kind = "softmax attention"
+depth = 1
+[experiment.problem]
+type = "TopKTask"
+spectrum = { type = "PowerLawSpectrum", input_exponent = 0, teacher_exponent = 0, dim = 3 }
+context = 6
+top_k = 2
+[training]
+steps = 12
+batch = 8
+seeds = [5, 6]
+checkpoint_every = 6
+evaluation = { chunks = 2, chunk_batches = 1, batch = 16 }
+[sweep]
+experiment.depth = [2, 1]
+"""
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["attnlaws", "train", *arguments])
+    try:
+        main()
+        status = 0
+    except SystemExit as end:
+        status = int(end.code or 0)
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "config.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_runs_are_trained_measured_and_read_back(file: Path, monkeypatch, capsys) -> None:
+    status, out, err = run(monkeypatch, capsys, str(file), "--workers", "1", "--json")
+    assert (status, err) == (0, "")
+    runs = json.loads(out)["runs"]
+    assert [one["config"]["experiment"]["depth"] for one in runs] == [2, 1]
+    assert [set(one["measured"]) for one in runs] == [{"loss", "shared_error", "disagreement"}, {"loss"}]
+    assert all(len(one["measured"]["loss"]) == 2 for one in runs)
+    assert all(Path(one["folder"], "result.json").exists() for one in runs)
+    assert {Path(one["folder"]).parent for one in runs} == {Path("runs")}
+    status, table, _ = run(monkeypatch, capsys, str(file), "--workers", "1", "--out", "runs")
+    assert status == 0
+    for one in runs:
+        assert one["folder"] in table
+        assert f"depth {one['config']['experiment']['depth']}" in table
+        assert f"{one['measured']['loss'][1]['value']:.6g}" in table
+
+
+def test_a_damaged_checkpoint_is_named(file: Path, monkeypatch, capsys) -> None:
+    _, out, _ = run(monkeypatch, capsys, str(file), "--workers", "1", "--json")
+    path = Path(json.loads(out)["runs"][0]["folder"]) / "checkpoint.pt"
+    path.write_bytes(path.read_bytes()[:-5])
+    status, again, err = run(monkeypatch, capsys, str(file), "--workers", "1", "--json")
+    assert status == 0
+    assert err.count("\n") == 1
+    assert err.startswith(f"attnlaws: checkpoint {path} is damaged") or str(path) in err
+    assert [one["measured"] for one in json.loads(again)["runs"]] == [
+        one["measured"] for one in json.loads(out)["runs"]
+    ]
+
+
+def test_an_interrupt_says_how_to_go_on(file: Path, monkeypatch, capsys) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sim.sweep.train_many", interrupted)
+    status, _, err = run(monkeypatch, capsys, str(file))
+    assert status == 130
+    assert "the same command goes on from the last checkpoints" in err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("steps = 12", "step = 12", "unknown field 'step'"),
+        ("steps = 12", "steps = 0", "steps must be an integer from 1 to 100000000, got 0"),
+        ("steps = 12", "steps = nan", "steps must be an integer"),
+        ("steps = 12", "steps = 1979-05-27", "steps must be an integer"),
+        ("top_k = 2", "top_k = 7", "top_k must be at most context (6), got 7"),
+        ('kind = "softmax attention"', 'kind = "softmax"', "kind must be one of"),
+        ("[training]", "[trainings]", "must have the tables experiment, training and sweep"),
+        ("depth = [2, 1]", "depth = [2, 0]", "depth must be an integer from 1"),
+        ("steps = 12", "steps = ", "config.toml must be a TOML file: Invalid value"),
+    ],
+)
+def test_wrong_files_are_refused_in_one_sentence(
+    old: str, new: str, sentence: str, file: Path, monkeypatch, capsys
+) -> None:
+    file.write_text(FILE.replace(old, new))
+    status, out, err = run(monkeypatch, capsys, str(file))
+    assert (status, out) == (EXIT_BAD_INPUT, "")
+    assert sentence in err
+    assert err.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+def test_bytes_that_are_not_text_are_refused(file: Path, monkeypatch, capsys) -> None:
+    file.write_bytes(b"\xff\xfe")
+    status, _, err = run(monkeypatch, capsys, str(file))
+    assert status == EXIT_BAD_INPUT
+    assert "must be a TOML file" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "CONFIG or --preset must be given, and not both"),
+        (["config.toml", "--preset", "softmax-tiny"], "CONFIG or --preset must be given, and not both"),
+        (["--preset", "huge"], "preset must be one of"),
+        (["nowhere.toml"], "does not exist"),
+        (["config.toml", "--workers", "0"], "workers must be an integer from 1"),
+        (["config.toml", "--scheduler", "tcp://127.0.0.1:x"], "scheduler must be the address of a running"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: list[str], sentence: str, file: Path, monkeypatch, capsys) -> None:
+    status, _, err = run(monkeypatch, capsys, *arguments)
+    assert status == EXIT_BAD_INPUT
+    assert sentence in err
+
+
+def test_without_torch_it_names_the_extra(file: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    status, _, err = run(monkeypatch, capsys, str(file))
+    assert status == EXIT_BAD_INPUT
+    assert "pip install 'attnlaws[train]'" in err
+
+
+def test_every_preset_is_a_valid_file(monkeypatch, capsys) -> None:
+    status, out, _ = run(monkeypatch, capsys, "--list-presets")
+    assert status == 0
+    assert out.split() == preset_names()
+    assert json.loads(run(monkeypatch, capsys, "--list-presets", "--json")[1]) == {"presets": preset_names()}
+    for name in preset_names():
+        configs = read_configs(None, name)
+        assert len({one.identity() for one in configs}) == len(configs)
+        assert len(set(differences(configs))) == len(configs)

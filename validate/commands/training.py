@@ -1,0 +1,149 @@
+"""The command ``train``: runs described by a file, resumable and measured."""
+
+from __future__ import annotations
+
+import tomllib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from validate.commands.tools import Number, json_option, print_json, print_lines, print_table, progress_bar
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+    from sim.training import TrainingConfig, TrainingResult
+
+ENDING = ".toml"
+
+
+@click.command()
+@click.argument("config", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--preset", metavar="NAME", help="A file that comes with attnlaws instead of one's own.")
+@click.option("--list-presets", is_flag=True, help="List the presets and stop.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
+@click.option("--workers", type=Number(), help="Processes of one thread each; as many as cores where left out.")
+@click.option("--scheduler", metavar="ADDRESS", help="Train on the workers of this dask scheduler.")
+@json_option
+def train(
+    config: Path | None,
+    preset: str | None,
+    list_presets: bool,
+    out: Path,
+    workers: int | None,
+    scheduler: str | None,
+    as_json: bool,
+) -> None:
+    """Train the models that a TOML file describes, and measure them.
+
+    Every run has a folder of its own below --out. The same command resumes what was interrupted and reads what is
+    finished.
+
+    Example:  attnlaws train --preset softmax-tiny
+    """
+    if list_presets:
+        names = preset_names()
+        print_json({"presets": names}) if as_json else print_lines(*names)
+        return
+    configs = read_configs(config, preset)
+    from sim.streams import default_workers
+    from sim.sweep import train_many
+    from sim.training import require_torch, run_folder
+
+    require_torch()
+    try:
+        with _named_damage(), progress_bar(f"training {len(configs)} run{'s' * (len(configs) > 1)}") as progress:
+            results = train_many(configs, default_workers() if workers is None else workers, out, progress, scheduler)
+    except KeyboardInterrupt:
+        click.echo("attnlaws: the same command goes on from the last checkpoints", err=True)
+        raise
+    folders = [run_folder(out, one) for one in configs]
+    if as_json:
+        runs = [{"folder": str(folder), **one.to_json()} for folder, one in zip(folders, results, strict=True)]
+        print_json({"runs": runs})
+    else:
+        print_table(results_table(results, folders))
+
+
+def read_configs(path: Path | None, preset: str | None) -> list[TrainingConfig]:
+    """The runs of a file or of a preset. Raises DomainError where there is not one of them or it cannot be read."""
+    from sim.sweep import sweep_configs
+    from theory.results import DomainError
+
+    if (path is None) == (preset is None):
+        raise DomainError("CONFIG or --preset must be given, and not both")
+    if path is None:
+        if preset not in preset_names():
+            raise DomainError(f"preset must be one of {', '.join(preset_names())}, got {preset!r}")
+        content = files("validate").joinpath("presets", f"{preset}{ENDING}").read_bytes()
+    else:
+        content = path.read_bytes()
+    try:
+        table = tomllib.loads(content.decode())
+    except ValueError as failure:
+        raise DomainError(f"{path} must be a TOML file: {failure}") from None
+    return sweep_configs(table)
+
+
+def preset_names() -> list[str]:
+    """Names of the presets, sorted."""
+    found = (item.name for item in files("validate").joinpath("presets").iterdir())
+    return sorted(name.removesuffix(ENDING) for name in found if name.endswith(ENDING))
+
+
+def results_table(results: Sequence[TrainingResult], folders: Sequence[Path]) -> RichTable:
+    """A row per run and member: what sets it apart, where it is, and what was measured."""
+    from rich.table import Table
+
+    names = list(dict.fromkeys(name for result in results for name in result.measured))
+    table = Table(*("setting", "seed", "steps", *names, "folder"))
+    for result, setting, folder in zip(results, differences([one.config for one in results]), folders, strict=True):
+        for member, seed in enumerate(result.config.seeds):
+            values = [result.measured[name][member] if name in result.measured else None for name in names]
+            texts = ["" if one is None else f"{one.value:.6g} ± {one.stderr:.2g}" for one in values]
+            table.add_row(setting, str(seed), str(result.steps), *texts, str(folder))
+    return table
+
+
+def differences(configs: Sequence[TrainingConfig]) -> list[str]:
+    """For each run the fields in which the runs differ, seeds excepted, or the kind where they do not."""
+    flat = [dict(_leaves(one.to_json(), "")) for one in configs]
+    keys = [key for key in dict.fromkeys(key for one in flat for key in one) if key != "seeds"]
+    different = [key for key in keys if len({repr(one.get(key)) for one in flat}) > 1]
+    return [
+        ", ".join(f"{key.rpartition('.')[2]} {one[key]}" for key in different if key in one)
+        or str(one["experiment.kind"])
+        for one in flat
+    ]
+
+
+def _leaves(content: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+@contextmanager
+def _named_damage() -> Iterator[None]:
+    """Say in one sentence which damaged files were found."""
+    from sim.runs import CheckpointWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", CheckpointWarning)
+        usual = warnings.showwarning
+
+        def show(message: Any, category: type[Warning], *rest: Any) -> None:
+            if issubclass(category, CheckpointWarning):
+                click.echo(f"attnlaws: {message}", err=True)
+            else:
+                usual(message, category, *rest)
+
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield
