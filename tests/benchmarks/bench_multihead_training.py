@@ -1,0 +1,91 @@
+"""Training of multi-head attention in the paper's setting: model-steps per second. Run: make bench.
+
+dim 5, context 40, noise 0.1, batch 256, two heads, Adam. A model-step is one step of one member of an ensemble. Each
+figure is the best of some runs, of one process on one core and of two at once on two.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+
+import numpy as np
+import pytest
+
+from sim.contexts import SampleSize
+from sim.experiments.multihead import MultiHead, ReducedHeads
+from sim.regression_contexts import float32_normals
+from sim.streams import stream
+from sim.training import TrainingConfig, train
+from theory.problems import RegressionTask
+
+PAPER = RegressionTask(5, 40, 0.1)
+MEMBERS = 32
+STEPS = 40
+REPEATS = 5
+# Public code for the paper's experiments: Adam steps per second with two heads, one thread of this kind of machine.
+PUBLIC_CODE = 288
+EXPERIMENTS = {
+    "reduced heads, averaged loss": (ReducedHeads(PAPER), "teacher_averaged"),
+    "reduced heads, sampled loss": (ReducedHeads(PAPER), "sampled"),
+    "layer (2.2), sampled loss": (MultiHead(PAPER), "sampled"),
+    "layer (2.2), averaged loss": (MultiHead(PAPER), "teacher_averaged"),
+    "layer (2.2), sampled loss, shared contexts": (MultiHead(PAPER, shared_contexts=True), "sampled"),
+}
+
+
+def model_steps_per_second(name: str, members: int = MEMBERS) -> float:
+    """Best of some runs of the loop, without its evaluation."""
+    experiment, loss = EXPERIMENTS[name]
+    rates = []
+    for repeat in range(REPEATS):
+        config = TrainingConfig(
+            experiment,
+            steps=STEPS,
+            learning_rate=1e-3,
+            schedule="constant",
+            loss=loss,
+            seeds=tuple(range(members * repeat, members * (repeat + 1))),
+            evaluation=SampleSize(2, 1, 2),
+            device="cpu",
+        )
+        rates.append(STEPS * members / train(config).seconds[0])
+    return max(rates)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_model_steps_per_second(name):
+    pytest.importorskip("torch")
+    one = model_steps_per_second(name)
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        two = sum(pool.map(model_steps_per_second, [name, name]))
+    print(
+        f"\n{name}: {one:.0f} model-steps/s in one process, {two:.0f} in two ({two / PUBLIC_CODE:.0f} times the ",
+        end="",
+    )
+    print(f"{PUBLIC_CODE} of public code on one thread)")
+    assert one > PUBLIC_CODE
+
+
+def test_one_member_alone():
+    for name in ("reduced heads, averaged loss", "layer (2.2), sampled loss"):
+        print(f"\n{name}: {model_steps_per_second(name, members=1):.0f} steps/s of one member in one process")
+
+
+def test_normals_against_numpy():
+    out, generator = np.empty(63_000, np.float32), stream(1, "bench")
+    float32_normals(generator, out)
+    times = {"kernel": [], "numpy": []}
+    for _ in range(20):
+        started = time.perf_counter()
+        float32_normals(generator, out)
+        times["kernel"].append(time.perf_counter() - started)
+        started = time.perf_counter()
+        generator.standard_normal(out=out, dtype=np.float32)
+        times["numpy"].append(time.perf_counter() - started)
+    ratio = min(times["numpy"]) / min(times["kernel"])
+    print(
+        f"\nfloat32 normals: {min(times['kernel']) / out.size * 1e9:.2f} ns each, {ratio:.0f} times faster than NumPy"
+    )
+    assert ratio > 3
