@@ -96,6 +96,8 @@ def _softmax_optimum(task: RegressionTask, heads: int) -> dict[str, Any]:
         "gradient_norm": found.gradient_norm,
         "curvatures": found.curvatures.tolist(),
         "limit": None if found.attained else "two heads merge at the last omega with opposite, growing mu",
+        "sets_compared": found.scanned,
+        "risk_by_start": [risk if np.isfinite(risk) else None for risk in found.ends],
     }
 
 

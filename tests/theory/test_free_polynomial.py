@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 
 import mpmath
@@ -38,6 +39,37 @@ def test_finite_risk_where_the_gram_matrix_fails():
     spectrum = PowerLawSpectrum(2, 0.5, 64)
     for depth, risk in TRAP_RISKS.items():
         assert free.finite_risk(spectrum, depth) == pytest.approx(risk, rel=1e-9)
+
+
+def gram_risk(depth, digits):
+    """T - h.G^-1 h from moments of the spectrum of `TRAP_RISKS`, whose Gram matrix is a Hankel matrix."""
+    with mpmath.workdps(digits):
+        moments = [
+            mpmath.fsum(mpmath.mpf(k) ** (-2 * r - 0.5) for k in range(1, 65)) for r in range(1, 2 * depth + 2)
+        ]
+        gram = mpmath.matrix(depth, depth)
+        for i in range(depth):
+            for j in range(depth):
+                gram[i, j] = moments[i + j + 2]
+        cross = mpmath.matrix(moments[1 : depth + 1])
+        return float(moments[0] - (cross.T * mpmath.lu_solve(gram, cross))[0])
+
+
+def test_an_oracle_is_believed_when_doubled_precision_agrees():
+    # 120 digits are not enough for 32 layers: doubling them tells.
+    digits, previous, risk = 120, math.inf, gram_risk(32, 120)
+    assert abs(risk / TRAP_RISKS[32] - 1) > 1
+    while not abs(risk - previous) <= 1e-12 * abs(risk):
+        digits, previous, risk = 2 * digits, risk, gram_risk(32, 2 * digits)
+    assert digits > 120
+    assert risk == pytest.approx(TRAP_RISKS[32], rel=1e-9)
+    assert free.finite_risk(PowerLawSpectrum(2, 0.5, 64), 32) == pytest.approx(risk, rel=1e-10)
+
+
+def test_binomials_beyond_64_bits():
+    # C(62, 31) has 59 bits, but the products that make it in integers overflow; C(200, 100) has 196.
+    for n, tolerance in ((31, 1e-13), (100, 1e-11)):
+        assert n * float(free.inverse_binomial(n, n)) * math.comb(2 * n, n) == pytest.approx(1, rel=tolerance)
 
 
 @given(regular_spectra())

@@ -141,10 +141,11 @@ def predictor_basis(spectrum: Spectrum, degree: int) -> FloatArray:
     measure = spectral_measure(spectrum, steps)
     if not measure.exact:
         raise DomainError("dim must be at most 4096 for the basis of the loss floor")
-    weights = measure.weights * (measure.largest * measure.nodes) ** 2
+    # Label variances times (λ/λ_1)²: a common factor changes no direction, and the full square could overflow.
+    weights = measure.weights / measure.weights.max() * measure.nodes**2
     tilted = SpectralMeasure(measure.largest, measure.nodes, weights, exact=True)
     vectors = bidiagonalise(tilted, steps - 1).right
-    values = measure.largest * measure.nodes * vectors / np.sqrt(weights)
+    values = vectors / np.sqrt(measure.weights)
     return np.asarray(values[:, node_positions(measure, spectrum.input_variances())])
 
 

@@ -13,30 +13,45 @@ isotropic.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammainccinv, gammaincinv, gammaln
+from scipy.special import gammainccinv, gammaincinv
 
 from theory.multihead.attention_moments import single_slope_moments, slope_pair_moments
+from theory.multihead.gauss_rules import discretised_gauss_rule
 from theory.problems import RegressionTask, as_integer
 from theory.results import Certified, DomainError, FloatArray, IntArray, PrecisionError
 
 # Lengths of the query beyond which less than this probability lies.
 _LENGTH_TAIL = 1e-18
-# Nodes in the length of the query: while |omega| stays below the limit this many hold 1e-13 (checked by doubling).
-_LAGUERRE_NODES = ((0.15, 12), (0.3, 22))
-_LEGENDRE_NODES = ((0.6, 44), (1.2, 60), (np.inf, 80))
+# Nodes in the length of the query: while |omega| stays below the limit this many hold 1e-12 (checked by doubling); and
+# at any omega, in high dimension, where the length hardly varies, a constant and a multiple of 1/dim.
+_LENGTH_NODES = (
+    (0.06, 9),
+    (0.15, 12),
+    (0.3, 16),
+    (0.5, 21),
+    (0.75, 27),
+    (1.0, 31),
+    (1.5, 38),
+    (2.0, 44),
+    (np.inf, 52),
+)
+_NARROW_NODES = (9.0, 200.0)
+# Points of the fine rule that they are made from.
+_LENGTH_POINTS = 500
 # Every node contributes its moments to this accuracy of the whole, with steps from these multiples of the finest.
-_NODE_ACCURACY = 1e-16
-_TIERS = (1.0, 0.85, 0.7, 0.55, 0.4)
+_NODE_ACCURACY = 1e-14
+_TIERS = (1.0, 0.8, 0.6, 0.4)
 # Derivatives converge later, so their light nodes are coarsened by less.
 _DERIVATIVE_LIGHTNESS = 0.6
 # The tolerance compares with a grid coarser by this factor, whose error is far larger than the reported value's.
-_COARSE = 0.75
+_COARSE = 0.85
 # Rounding of the moments, relative to the sum of absolute terms of the risk.
 _ROUNDING = 1e-13
 # Below this ratio to the largest, eigenvalues of the quadratic form are lost in the error of its entries.
@@ -76,31 +91,22 @@ class RiskDerivatives:
 def query_length_rule(dim: int, largest_omega: float, fineness: float = 1.0) -> tuple[FloatArray, FloatArray]:
     r"""Nodes r and weights, shape (n,) each, of a mean over the length of a standard normal query, r ~ χ_d.
 
-    Generalised Gauss-Laguerre in r²/2 where the softmax is nearly linear; else Gauss-Legendre in r, because the
-    softmax then bends at r ~ 1/ω, where Laguerre nodes are sparse. dim: d >= 1; largest_omega: of the heads' \|ω\|.
-    Source: beyond the paper.
+    The Gauss rule of that density in r, not in r²/2: the softmax bends at r ~ 1/ω, where Laguerre nodes are sparse.
+    dim: d >= 1; largest_omega: of the heads' \|ω\|. Source: beyond the paper.
     """
-    for limit, count in _LAGUERRE_NODES:
-        if largest_omega <= limit:
-            return _laguerre_lengths(dim, int(np.ceil(count * fineness)))
-    count = next(n for limit, n in _LEGENDRE_NODES if largest_omega <= limit)
+    count = float(next(n for limit, n in _LENGTH_NODES if largest_omega <= limit))
+    count = min(count * (1 + 0.15 / dim), _NARROW_NODES[0] + _NARROW_NODES[1] / dim)
+    return _length_rule(dim, int(np.ceil(count * fineness)))
+
+
+@functools.lru_cache(maxsize=64)
+def _length_rule(dim: int, count: int) -> tuple[FloatArray, FloatArray]:
     low = np.sqrt(2 * gammaincinv(dim / 2, _LENGTH_TAIL))
     high = np.sqrt(2 * gammainccinv(dim / 2, _LENGTH_TAIL))
-    x, weight = np.polynomial.legendre.leggauss(int(np.ceil(count * fineness)))
+    x, weight = np.polynomial.legendre.leggauss(_LENGTH_POINTS)
     r = low + (high - low) * (1 + x) / 2
-    log_density = (dim - 1) * np.log(r) - r * r / 2 - gammaln(dim / 2)
-    weight = weight * np.exp(log_density - log_density.max())
-    return r, weight / weight.sum()
-
-
-def _laguerre_lengths(dim: int, count: int) -> tuple[FloatArray, FloatArray]:
-    """Golub-Welsch: eigenvalues of the Jacobi matrix, and the first components of its eigenvectors."""
-    from scipy.linalg import eigh_tridiagonal
-
-    k = np.arange(count)
-    alpha = dim / 2 - 1
-    x, vectors = eigh_tridiagonal(2 * k + 1 + alpha, np.sqrt(k[1:] * (k[1:] + alpha)), lapack_driver="stev")
-    return np.sqrt(2 * x), vectors[0] ** 2
+    log_density = (dim - 1) * np.log(r) - r * r / 2
+    return discretised_gauss_rule(r, weight * np.exp(log_density - log_density.max()), count)
 
 
 def softmax_risk(task: RegressionTask, omega: npt.ArrayLike, mu: npt.ArrayLike) -> Certified:
@@ -108,8 +114,7 @@ def softmax_risk(task: RegressionTask, omega: npt.ArrayLike, mu: npt.ArrayLike) 
 
     omega, mu: one number per head, shape (h,), any h >= 1. The tolerance is the distance to a coarser grid plus
     rounding, which grows with \|μ\|² where heads cancel. Exact limits: 1 + σ² + \|Σμ\|²(1+σ²)/L as ω → 0.
-    Holds for \|ω\| up to 3, dim up to 1000 and context up to 10^5, except two
-    different ω's of one sign (below 24 tokens, of any sign) for which both \|ω\| \|x_q\| exceed 30: PrecisionError.
+    Any heads with \|ω\| up to 3 are in range, for dim up to 1000 and context up to 10^5: 1e-10 or better, relative.
     Source: beyond the paper; multihead (2.5) with (3.2). Raises DomainError where the covariance is not
     the identity or shapes differ, PrecisionError where \|ω\| \|x_q\| leaves the range of the quadrature.
     """
@@ -124,7 +129,7 @@ def softmax_risk(task: RegressionTask, omega: npt.ArrayLike, mu: npt.ArrayLike) 
 def softmax_risks(task: RegressionTask, omega: npt.ArrayLike, mu: npt.ArrayLike) -> FloatArray:
     r"""Exact risks over grids: omega and mu broadcast to shape (..., h); returns shape (...).
 
-    Each distinct pair of ω's is integrated once, however many models share it. Error 1e-12 of
+    Each distinct pair of ω's is integrated once, however many models share it. Error 1e-11 of
     :math:`\sum_{hk}|\mu_hK_{hk}\mu_k|`. Source: as `softmax_risk`.
     """
     w, m = np.broadcast_arrays(*_heads(omega, mu))
@@ -344,9 +349,13 @@ def merged_risk(task: RegressionTask, plain: npt.ArrayLike, merged: float, finen
     r"""Least exact risk of plain heads with one pair merged at ω₀, in the limit where its μ's tend to ±∞.
 
     plain: ω of the plain heads, shape (k,), k >= 0; merged: ω₀. At ω₀ = 0 the pair is debiased gradient descent.
-    Exact: the merged pair's moments are the derivatives of K and c. Source: beyond the paper.
+    Exact: the merged pair's moments are the derivatives of K and c. fineness: as in `risk_coefficients`; the solution
+    for the weights magnifies quadrature errors, from 1e-12 at 1 to 1e-9 at 0.8. Source: beyond the paper. Raises
+    DomainError for a fineness below 0.8, where the risk would be wrong in digits that matter.
     """
     _check_isotropic(task)
+    if not fineness >= _SEARCH_FINENESS:
+        raise DomainError(f"fineness must be at least {_SEARCH_FINENESS} for a merged pair, got {fineness!r}")
     w = np.append(np.asarray(plain, dtype=np.float64), merged)
     k = w.size - 1
     r, weight = query_length_rule(task.dim, float(np.abs(w).max()), fineness)
@@ -372,11 +381,15 @@ def merged_risk(task: RegressionTask, plain: npt.ArrayLike, merged: float, finen
 class SoftmaxOptimum:
     r"""The best heads found, with a certificate of stationarity.
 
-    attained: whether the infimum is a finite model (one or two heads) or a limit in which a pair merges (three or
-    four). omega, mu: of the model, shape (h,); of a limit, plain heads then ω₀, and ``slope_weight`` as in
+    attained: whether the infimum is a finite model (one or two heads) or a limit in which a pair merges (mostly, for
+    three or four). omega, mu: of the model, shape (h,); of a limit, plain heads then ω₀, and ``slope_weight`` as in
     `MergedModel`, else 0. risk: exact. gradient_norm: of the risk profiled over μ, in the free ω's. curvatures: the
     eigenvalues of its Hessian, positive at a strict minimum. separation: for a limit, the second difference of the risk
-    in the pair's distance, positive where merging is best; else 0.
+    in the pair's distance, positive where merging is best; else 0. scanned: how many sets of heads the scan compared;
+    ends: the risk that each start of the local search led to, infinite where it did not settle.
+
+    Certified: the risk, that it is stationary, and that its Hessian is positive. Not certified: that no lower minimum
+    lies between the points of the scan or beyond its range.
     """
 
     attained: bool
@@ -387,14 +400,22 @@ class SoftmaxOptimum:
     gradient_norm: float
     curvatures: FloatArray
     separation: float
+    scanned: int = 0
+    ends: tuple[float, ...] = ()
 
 
-# The search starts from these multiples of 1/sqrt(d).
-_START_ONE = 1.1
-_START_TWO = 0.16
-_STEEP_STARTS = (2.0, 3.0, 4.0, 6.0)
-# Grids are coarser by this factor while searching; the end is polished on the full grid.
-_SEARCH_FINENESS = 0.6
+# The scan takes heads from these multiples of 1/sqrt(d) and their negatives; as far as steep heads were ever best.
+_SCAN = (0.0, 0.15, 0.3, 0.5, 0.8, 1.2, 1.8, 2.6, 3.6, 4.8)
+# Its moments need not be finer than this with one or two heads, whose weights are not differences of large numbers; its
+# mean over the length of the query is as fine as for the following omega, though some heads are steeper.
+_SCAN_FINENESS = 0.65
+_SCAN_LENGTHS = 1.0
+# Distinct starts for 1 to 4 heads: the best of the scan, apart from those next to a better one. For four heads each
+# costs minutes unless its mirror image equals it.
+_STARTS = (2, 2, 2, 1)
+# While searching grids are coarser by this factor, at which limits are known to 1e-9; the end is polished on the full
+# grid.
+_SEARCH_FINENESS = 0.8
 _NEWTON_STEPS = 40
 # Newton stops at this relative step, which it still takes; its next one would be lost in the error of the moments.
 _STATIONARY = 1e-6
@@ -404,42 +425,65 @@ _SEPARATION = 0.1
 
 
 def optimum(task: RegressionTask, heads: int) -> SoftmaxOptimum:
-    r"""The heads with the least exact risk, for 1 to 4 heads.
+    r"""The heads with the least exact risk, for 1 to 4 heads, by a deterministic global search.
 
-    One head has a single minimum. Two are opposite, at a finite γ. With three or four the infimum is mostly not
-    attained: a pair merges at ω₀, with μ → ±∞, and the others are steep and light; with four, ω₀ = 0 and the steep
-    pair is opposite, so that this is debiased gradient descent with a correction. The search is over limits of that
-    kind, and from there over separate heads where pulling the pair apart helps (small contexts): a local minimum,
-    certified as such, not a proof that none is lower. Half a minute for three or four heads at dim 5, context 40.
-    Source: beyond the paper. Raises DomainError for other head counts and for context 1 (where all heads
-    are alike), PrecisionError where the search does not settle or γ is lost in rounding (context of 10^5).
+    Every set of heads with ω's on a grid of 19 points, \|ω\| up to 4.8/sqrt(d), is compared with its best μ; from the
+    best sets that are not neighbours (one set, for four heads) Newton's method goes to a minimum. One head has a
+    single minimum. Two are opposite, at a finite γ. With three or four the infimum is mostly not attained: a pair
+    merges at ω₀, with μ → ±∞, and the others are steep and light; with four, ω₀ = 0 and the steep pair is opposite,
+    so that this is debiased gradient descent with a correction. So three and four heads are polished as such limits,
+    in all plain ω's and ω₀, and from there as separate heads where pulling the pair apart helps (small contexts).
+    `SoftmaxOptimum` says what is certified. Source: beyond the paper. Raises DomainError for other head counts and
+    for context 1 (where all heads are alike), PrecisionError where no start settles or γ is lost in rounding
+    (context of 10^5).
     """
     count = as_integer("heads", heads, 1, 4)
     if task.context < 2:
         raise DomainError("context must be at least 2 for an optimum over omega, got 1")
-    if count <= 2:
-        return _plain_optimum(task, count)
-    return _merged_optimum(task, count)
+    starts, scanned = _scan(task, count)
+    polish = _separate_optimum if count <= 2 else _merged_optimum
+    found: list[SoftmaxOptimum] = []
+    ends, failure = [], None
+    for start in starts:
+        try:
+            found.append(polish(task, start))
+            ends.append(found[-1].risk.value)
+        except PrecisionError as error:
+            failure = error
+            ends.append(float("inf"))
+    if not found:
+        raise PrecisionError(f"the optimum of {count} heads did not settle from {len(starts)} starts: {failure}")
+    return replace(min(found, key=lambda end: end.risk.value), scanned=scanned, ends=tuple(ends))
 
 
-def _plain_optimum(task: RegressionTask, count: int) -> SoftmaxOptimum:
-    """Newton's method on the risk profiled over μ, in ω of one head or in γ of two."""
-    pattern = np.array([1.0, -1.0])[:count]
-    scale = (_START_ONE, _START_TWO)[count - 1] / np.sqrt(task.dim)
-    for _ in range(_NEWTON_STEPS):
-        gradient, hessian, _ = _profiled(task, scale * pattern)
-        slope, curvature = float(pattern @ gradient), float(pattern @ hessian @ pattern)
-        # Near the origin the profile bends downwards: then go by a fixed factor.
-        step = -slope / curvature if curvature > 0 else -np.sign(slope) * scale / 2
-        scale, before = float(np.clip(scale + step, scale / 2, scale * 2)), scale
-        if abs(scale - before) <= _STATIONARY * before:
+def _scan(task: RegressionTask, count: int) -> tuple[list[FloatArray], int]:
+    """The best sets of heads on the grid that are not neighbours, ascending in ω each, and how many were compared."""
+    _check_isotropic(task)
+    half = np.array(_SCAN) / np.sqrt(task.dim)
+    grid = np.concatenate([-half[:0:-1], half])
+    fineness = _SCAN_FINENESS if count <= 2 else _SEARCH_FINENESS
+    r, weight = query_length_rule(task.dim, min(float(half[-1]), _SCAN_LENGTHS), fineness)
+    own, linear = _single_kernel(task, np.abs(grid), r, weight, 0, fineness)
+    K, c = np.diag(own[0]), np.sign(grid) * linear[0]
+    if count > 1:
+        first, second = np.triu_indices(grid.size, 1)
+        left, right, place = _distinct_pairs(grid[first], grid[second])
+        K[first, second] = _pair_kernel(task, left, right, r, weight, 0, fineness)[0][place]
+        K[second, first] = K[first, second]
+    sets = np.array(list(itertools.combinations(range(grid.size), count)))
+    linear_part = c[sets][:, :, np.newaxis]
+    gain = np.sum(
+        linear_part * np.linalg.solve(K[sets[:, :, np.newaxis], sets[:, np.newaxis, :]], linear_part), (1, 2)
+    )
+    starts: list[IntArray] = []
+    for index in np.argsort(-gain, kind="stable"):
+        chosen = sets[index]
+        mirror = grid.size - 1 - chosen[::-1]
+        if all(np.abs(other - old).max() > 1 for old in starts for other in (chosen, mirror)):
+            starts.append(chosen)
+        if len(starts) == _STARTS[count - 1]:
             break
-    else:
-        raise PrecisionError(f"the optimum of {count} heads did not settle, got omega {scale:g}")
-    omega = scale * pattern
-    gradient, hessian, mu = _profiled(task, omega)
-    norm = float(np.linalg.norm(gradient))
-    return SoftmaxOptimum(True, omega, mu, 0.0, softmax_risk(task, omega, mu), norm, _eigenvalues(hessian), 0.0)
+    return [grid[chosen] for chosen in starts], len(sets)
 
 
 def _eigenvalues(hessian: FloatArray) -> FloatArray:
@@ -457,36 +501,35 @@ def _profiled(task: RegressionTask, omega: FloatArray) -> tuple[FloatArray, Floa
     return full.gradient[:h], (reduced + reduced.T) / 2, mu
 
 
-def _merged_optimum(task: RegressionTask, count: int) -> SoftmaxOptimum:
-    """Minimise over the steep heads and ω₀, by Newton's method on differences."""
+def _merged_optimum(task: RegressionTask, start: FloatArray) -> SoftmaxOptimum:
+    """From separate heads: merge the closest two, and go to a minimum over the plain heads and ω₀ by differences."""
     unit = 1 / np.sqrt(task.dim)
+    ordered = np.sort(start)
+    nearest = int(np.argmin(np.diff(ordered)))
+    free = np.append(np.delete(ordered, [nearest, nearest + 1]), ordered[nearest : nearest + 2].mean())
 
-    def risk(free: FloatArray, fineness: float) -> float:
-        return merged_risk(task, _steep(free, count)[0], _steep(free, count)[1], fineness).risk
+    def risk(x: FloatArray, fineness: float) -> float:
+        return merged_risk(task, x[:-1], float(x[-1]), fineness).risk
 
-    starts = [np.array([multiple * unit, 0.0])[: 5 - count] for multiple in _STEEP_STARTS]
-    free = min(starts, key=lambda start: risk(start, _SEARCH_FINENESS))
-    for fineness in (_SEARCH_FINENESS, 1.0):
-        for _ in range(_NEWTON_STEPS):
-            gradient, hessian = _differences(partial(risk, fineness=fineness), free, _DIFFERENCE * unit)
-            step = np.asarray(-np.linalg.solve(hessian, gradient))
-            if not (_eigenvalues(hessian) > 0).all():
-                step = -gradient / np.linalg.norm(gradient) * 0.2 * unit
-            step *= min(1.0, 0.5 * unit / max(float(np.linalg.norm(step)), 1e-300))
-            free = free + step
-            if np.linalg.norm(step) <= 1e-5 * unit:
-                break
-        else:
-            raise PrecisionError(f"the optimum of {count} heads did not settle, got omega {free}")
-    plain, merged = _steep(free, count)
+    fine, rough = functools.partial(risk, fineness=1.0), functools.partial(risk, fineness=_SEARCH_FINENESS)
+    every = np.eye(free.size)
+    # A start that its mirror image equals leads to an end that does, so that one number is free.
+    mirrored = free.size == 3 and np.allclose(ordered, -ordered[::-1], atol=1e-12)
+    free = _limit_minimum(rough, fine, free, np.array([[-1.0, 1.0, 0.0]]) if mirrored else every, unit)
+    hessian = _differences(rough, free, _DIFFERENCE * unit)[1]
+    if mirrored and not (_eigenvalues(hessian) > 0).all():
+        free = _limit_minimum(rough, fine, free + 0.01 * unit, every, unit)
+        hessian = _differences(rough, free, _DIFFERENCE * unit)[1]
+    gradient = _slopes(fine, free, _DIFFERENCE * unit)
+    plain, merged = free[:-1], float(free[-1])
     best = merged_risk(task, plain, merged)
     coarse = merged_risk(task, plain, merged, _COARSE)
-    gradient, hessian = _differences(partial(risk, fineness=1.0), free, _DIFFERENCE * unit)
     half = _SEPARATION * unit / 2
-    start = np.append(plain, [merged - half, merged + half])
-    apart = optimal_mu(task, start)[1].value
+    apart = optimal_mu(task, np.append(plain, [merged - half, merged + half]))[1].value
     if apart < best.risk:
-        return _separate_optimum(task, start)
+        return _separate_optimum(task, np.append(plain, [merged - half, merged + half]))
+    if np.abs(np.diff(np.sort(free))).min() < 2 * half:
+        raise PrecisionError(f"more than two of {start.size} heads merge, at omega {free}")
     return SoftmaxOptimum(
         False,
         best.omega,
@@ -499,6 +542,41 @@ def _merged_optimum(task: RegressionTask, count: int) -> SoftmaxOptimum:
     )
 
 
+def _limit_minimum(
+    rough: Callable[[FloatArray], float],
+    fine: Callable[[FloatArray], float],
+    free: FloatArray,
+    directions: FloatArray,
+    unit: float,
+) -> FloatArray:
+    """Newton's method on differences along ``directions``, rows: on the rough risk, then with its Hessian on the fine.
+
+    free, unit: starting point and 1/sqrt(d). Raises PrecisionError where it does not settle.
+    """
+    hessian = np.eye(len(directions))
+    for function, tolerance in ((rough, 1e-4), (fine, 1e-5)):
+        for _ in range(_NEWTON_STEPS):
+            base = free
+
+            def along(y: FloatArray, function: Callable[..., float] = function, base: FloatArray = base) -> float:
+                return function(base + y @ directions)
+
+            origin, width = np.zeros(len(directions)), _DIFFERENCE * unit
+            if function is rough:
+                gradient, hessian = _differences(along, origin, width)
+            else:
+                gradient = _slopes(along, origin, width)
+            values, vectors = np.linalg.eigh(hessian)
+            step = -vectors @ ((vectors.T @ gradient) / np.abs(values))
+            step *= min(1.0, 0.5 * unit / max(float(np.linalg.norm(step)), 1e-300))
+            free = free + step @ directions
+            if np.linalg.norm(step) <= tolerance * unit:
+                break
+        else:
+            raise PrecisionError(f"the optimum of {free.size + 1} heads did not settle, got omega {free}")
+    return free
+
+
 def _separate_optimum(task: RegressionTask, omega: FloatArray) -> SoftmaxOptimum:
     """Newton's method on the risk profiled over μ, in all ω's, from a start where no pair wants to merge."""
     unit = 1 / np.sqrt(task.dim)
@@ -507,22 +585,23 @@ def _separate_optimum(task: RegressionTask, omega: FloatArray) -> SoftmaxOptimum
         values, vectors = np.linalg.eigh(hessian)
         # Downhill along every eigenvector, also where the profile bends down, and never far.
         step = -vectors @ ((vectors.T @ gradient) / np.abs(values))
-        step *= min(1.0, 0.3 * unit / max(float(np.linalg.norm(step)), 1e-300))
+        longest = 0.3 * unit if omega.size != 2 else 0.3 * min(unit, float(np.ptp(omega)))
+        step *= min(1.0, longest / max(float(np.linalg.norm(step)), 1e-300))
         omega = omega + step
-        if np.linalg.norm(step) <= _STATIONARY * unit:
+        if np.linalg.norm(step) <= _STATIONARY * min(unit, float(np.abs(omega).max())):
             break
     else:
         raise PrecisionError(f"the optimum of {omega.size} separate heads did not settle, got omega {omega}")
     gradient, hessian, mu = _profiled(task, omega)
+    if omega[0] < 0:  # the sign of all heads together is free
+        omega, mu, gradient = -omega, -mu, -gradient
     norm = float(np.linalg.norm(gradient))
     return SoftmaxOptimum(True, omega, mu, 0.0, softmax_risk(task, omega, mu), norm, _eigenvalues(hessian), 0.0)
 
 
-def _steep(free: FloatArray, count: int) -> tuple[FloatArray, float]:
-    """Plain heads and ω₀ from the free numbers: (ω_1, ω₀) for three heads, (ω_1,) for ω_1, -ω_1 and ω₀ = 0."""
-    if count == 3:
-        return free[:1], float(free[1])
-    return np.array([free[0], -free[0]]), 0.0
+def _slopes(function: Callable[[FloatArray], float], x: FloatArray, step: float) -> FloatArray:
+    """Gradient by central differences."""
+    return np.array([(function(x + e) - function(x - e)) / (2 * step) for e in step * np.eye(x.size)])
 
 
 def _differences(

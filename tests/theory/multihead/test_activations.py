@@ -77,7 +77,8 @@ def test_exponential_is_softmax():
         assert abs(own.value - soft.value) <= own.tolerance + soft.tolerance
     best, soft = BEST("exp", 1), optimum(TASK, 2)
     assert best.gamma == pytest.approx(soft.omega[0], rel=1e-6)
-    assert best.risk.value == pytest.approx(soft.risk.value, abs=1e-12)
+    # The heads nearly cancel: each side is known to 1e-12 of terms that add up to 4.
+    assert best.risk.value == pytest.approx(soft.risk.value, abs=1e-11)
 
 
 @pytest.mark.parametrize("activation", [ALL[0], ALL[1], ALL[2]], ids=lambda a: a.name)

@@ -19,6 +19,7 @@ from theory.multihead.softmax_risk import (
     softmax_risk,
     softmax_risks,
 )
+from theory.multihead.steep_moments import largest_score_rule
 from theory.problems import RegressionTask
 from theory.results import DomainError, PrecisionError
 
@@ -50,16 +51,39 @@ def test_oracles(omega, mu, expected):
         (30, 7, 0.3),
         (5, 40, 0.9),
         (1, 24, 3.0),
+        (1000, 5, 3.0),
+        (1000, 100_000, 1.0),
+        (1, 3, 2.0),
     ],
 )
 def test_tolerance_is_honest_under_node_doubling(dim, context, omega):
     task = RegressionTask(dim, context, 0.2)
     w, m = np.array([omega, -0.7 * omega]), np.array([1.0, -1.5])
     claimed = softmax_risk(task, w, m)
-    fine = module._risk(task, w[np.newaxis], m[np.newaxis], 1.6)[0][0]
+    fine = module._risk(task, w[np.newaxis], m[np.newaxis], 1.2)[0][0]
     assert abs(claimed.value - fine) <= claimed.tolerance
     assert claimed.tolerance <= 1e-9 * claimed.value
     assert claimed.value == pytest.approx(fine, rel=1e-11)
+
+
+@pytest.mark.parametrize(("dim", "context"), [(1000, 40), (300, 3)])
+def test_steep_heads_of_one_sign_are_in_range(dim, context):
+    task, w, m = RegressionTask(dim, context, 0.1), np.array([3.0, 2.9, -2.0]), np.array([1.0, -0.5, 0.3])
+    risk = softmax_risk(task, w, m)
+    assert risk.tolerance <= 1e-10 * risk.value
+    # As both slopes grow a head is its largest score: 1 + σ² - 2μ E r max/d + μ² (E max²/d + κ).
+    r, weight = query_length_rule(dim, 3.0)
+    largest, mass = largest_score_rule(context, 60)
+    limit = (
+        1
+        + task.noise
+        - 2 * weight @ r / dim * (mass @ largest)
+        + (mass @ largest**2) / dim
+        + 1
+        - 1 / dim
+        + task.noise
+    )
+    assert softmax_risk(task, [3.0], [1.0]).value == pytest.approx(limit, rel=0.1)
 
 
 def test_second_formula_at_context_two():
@@ -200,20 +224,36 @@ def test_best_one_and_two_heads():
 
 
 def test_more_heads_merge_a_pair():
-    # A gentle task, so that the steep heads cost little.
-    task = RegressionTask(20, 40, 0.1)
-    two, four = optimum(task, 2), optimum(task, 4)
+    # The start that the scan of optimum(TASK, 4) ranks first; that search takes about a minute.
+    four = module._merged_optimum(TASK, np.array([-3.6, -0.15, 0.15, 3.6]) / np.sqrt(5))
     assert not four.attained
-    assert four.risk.value < two.risk.value
+    # Two heads have 0.2428240983.
+    assert four.risk.value == pytest.approx(0.2428240983 - 1.22145e-3, abs=1e-8)
+    assert four.risk.tolerance < 1e-9
     assert four.gradient_norm < 1e-8
+    assert four.curvatures.size == 3
     assert (four.curvatures > 0).all()
     assert four.separation > 0
-    assert four.omega[2] == 0
+    assert four.omega[2] == pytest.approx(0, abs=1e-6)
     # The limit is approached by models with finite weights.
     distances = []
     for s in (0.02, 0.01):
-        distances.append(optimal_mu(task, [*four.omega[:2], s, -s])[1].value - four.risk.value)
+        distances.append(optimal_mu(TASK, [*four.omega[:2], s, -s])[1].value - four.risk.value)
     assert distances[0] == pytest.approx(4 * distances[1], rel=0.05)
+
+
+def test_limits_refuse_grids_on_which_they_would_be_wrong():
+    with pytest.raises(DomainError, match=r"fineness must be at least 0\.8"):
+        merged_risk(TASK, [1.7], 0.0, 0.6)
+    rough, fine = (merged_risk(TASK, [0.6], 0.05, fineness).risk for fineness in (0.8, 1.0))
+    assert abs(rough - fine) < 1e-8
+
+
+def test_scan_starts_at_distinct_sets():
+    starts, scanned = module._scan(TASK, 2)
+    assert scanned == 171
+    np.testing.assert_allclose(np.array(starts[0]) * np.sqrt(5), [-0.15, 0.15])
+    assert np.abs(starts[0] - starts[1]).max() * np.sqrt(5) > 0.15
 
 
 def test_separate_heads_are_found_from_an_uneven_start():

@@ -48,7 +48,7 @@ REGIME_TEXT = "(d,L,noise) in " + " ".join(f"({task.dim},{task.context},{task.no
 
 @functools.cache
 def best_heads(task: RegressionTask, heads: int) -> exact.SoftmaxOptimum:
-    """The exact optimum of one or two heads."""
+    """The exact optimum of one to four heads."""
     return exact.optimum(task, heads)
 
 
@@ -398,8 +398,9 @@ def sum_of_kernels() -> Iterator[Evidence]:
 
 
 def best_three_heads() -> exact.MergedModel:
-    """A limit of three heads, two of which merge at ω = -0.0129 with μ -> +-inf, near the best found by `optimum`."""
-    return exact.merged_risk(PAPER, [1.6233], -0.0129)
+    """The best three heads that `optimum` finds: a limit, in which two merge with μ -> +-inf."""
+    omega = best_heads(PAPER, 3).omega
+    return exact.merged_risk(PAPER, omega[:-1], float(omega[-1]))
 
 
 @LEDGER.claim(
