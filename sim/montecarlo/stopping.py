@@ -44,15 +44,18 @@ def draw_until(
     max_chunks: int,
     workers: int | None,
     progress: Progress | None,
+    first_look: int = FIRST_LOOK,
 ) -> list[_Result]:
     """Draw chunks until ``error_ratio`` of all so far is at most 1, or ``max_chunks`` are drawn.
 
-    error_ratio: standard error reached over the one requested. It is looked at after `FIRST_LOOK` chunks and then
+    error_ratio: standard error reached over the one requested. It is looked at after ``first_look`` chunks and then
     each time their number has grown by half: only results in order decide, so the workers do not matter. progress is
-    called with the fraction done, which never falls.
+    called with the fraction done, which never falls. A run stops more easily where its error comes out too small, so
+    that its 95 % intervals cover 93.9 % at worst with a first look at 16 chunks and 94.5 % with one at 32 (measured
+    on normal chunk means, whatever the requested error).
     """
     results: list[_Result] = []
-    look, expected, fraction = FIRST_LOOK, max_chunks, 0.0
+    look, expected, fraction = first_look, max_chunks, 0.0
     # Closing cancels the chunks that are queued but not needed.
     with closing(cast("Generator[_Result]", map_chunks(draw, seed, name, range(max_chunks), workers))) as chunks:
         for result in chunks:

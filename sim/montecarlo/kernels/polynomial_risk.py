@@ -1,8 +1,8 @@
-"""One chunk of queries of the easy task for linear attention whose layers have scalar query-key matrices.
+"""One chunk of queries of the easy task for linear attention, whose risk is split over the modes of the covariances.
 
-Everything is drawn in the eigenbasis of the covariances: the Haar rotation O of depth (3) drops out, because the risk
-depends only on products that do not change when query, tokens, Sigma and Omega are rotated together. The teacher is
-averaged exactly: E over beta of (beta.v)^2 is v.Omega v.
+Everything is drawn in the eigenbasis of the covariances. For scalar query-key matrices the Haar rotation O of depth
+(3) drops out, because the risk depends only on products that do not change when query, tokens, Sigma and Omega are
+rotated together. The teacher is averaged exactly: E over beta of (beta.v)^2 is v.Omega v, a sum over modes.
 """
 
 from __future__ import annotations
@@ -21,30 +21,42 @@ def draw_gaussian(rng: Any, scale: Any, vector: Any) -> None:
 
 
 @njit(nogil=True)
-def teacher_average(teacher: Any, vector: Any) -> float:
-    """E (beta.v)^2 = v.Omega v for ``vector`` v and variances ``teacher``, both (dim,). Source: depth (26)."""
-    total = 0.0
+def add_to_means(teacher: Any, vector: Any, count: int, means: Any) -> None:
+    """Update ``means`` (dim,) by the terms omega_k v_k^2 of E (beta.v)^2 = v.Omega v, of sample number ``count``.
+
+    vector v (dim,); teacher (dim,): omega_k. Source: depth (26), (30).
+    """
     for k in range(vector.size):
-        total += teacher[k] * vector[k] * vector[k]
-    return total
+        means[k] += (teacher[k] * vector[k] * vector[k] - means[k]) / count
 
 
 @njit(nogil=True)
-def subtract_by_tokens(tokens: Any, step: float, vector: Any, change: Any) -> None:
-    """One layer, v <- v - s S v, with S v = sum_i x_i (x_i.v) / P: S is not formed.
+def multiply_by_tokens(tokens: Any, vector: Any, product: Any) -> None:
+    """S v = sum_i x_i (x_i.v) / P into ``product`` (dim,), without forming S; tokens (P, dim); vector v (dim,).
 
-    tokens (P, dim); vector v (dim,), overwritten; change (dim,): working space. Source: depth (19), (22).
+    Source: depth (19).
     """
     context, dim = tokens.shape
-    change[:] = 0.0
+    product[:] = 0.0
     for i in range(context):
         score = 0.0
         for k in range(dim):
             score += tokens[i, k] * vector[k]
         for k in range(dim):
-            change[k] += score * tokens[i, k]
+            product[k] += score * tokens[i, k]
     for k in range(dim):
-        vector[k] -= step * change[k] / context
+        product[k] /= context
+
+
+@njit(nogil=True)
+def subtract_by_tokens(tokens: Any, step: float, vector: Any, change: Any) -> None:
+    """One layer, v <- v - s S v, from the tokens (P, dim).
+
+    vector v (dim,), overwritten; change (dim,): working space. Source: depth (19), (22).
+    """
+    multiply_by_tokens(tokens, vector, change)
+    for k in range(vector.size):
+        vector[k] -= step * change[k]
 
 
 @njit(nogil=True)
@@ -78,22 +90,21 @@ def empirical_covariance(tokens: Any, covariance: Any) -> None:
 
 
 @njit(nogil=True)
-def population_risk_chunk(rng: Any, queries: int, sqrt_input: Any, teacher: Any, layer_steps: Any) -> float:
-    """Mean of v.Omega v over ``queries`` queries for infinite context, v = prod_l (I - s_l Sigma) q.
+def population_risk_chunk(rng: Any, queries: int, sqrt_input: Any, teacher: Any, layer_steps: Any) -> Any:
+    """Means of omega_k v_k^2, (dim,), over ``queries`` queries for infinite context, v = prod_l (I - s_l Sigma) q.
 
     sqrt_input (dim,): sqrt(lambda_k); teacher (dim,): omega_k; layer_steps (L,): s_l. In units of the label
     variance. Draws dim normals for each query. Source: depth (26), (29).
     """
     dim = sqrt_input.size
-    vector = np.empty(dim)
-    mean = 0.0
+    vector, means = np.empty(dim), np.zeros(dim)
     for count in range(1, queries + 1):
         draw_gaussian(rng, sqrt_input, vector)
         for layer in range(layer_steps.size - 1, -1, -1):
             for k in range(dim):
                 vector[k] -= layer_steps[layer] * sqrt_input[k] * sqrt_input[k] * vector[k]
-        mean += (teacher_average(teacher, vector) - mean) / count
-    return mean
+        add_to_means(teacher, vector, count, means)
+    return means
 
 
 @njit(nogil=True)
@@ -106,8 +117,8 @@ def context_risk_chunk(
     context: int,
     exact_match: bool,
     form_covariance: bool,
-) -> float:
-    """Mean of v.Omega v over ``contexts`` contexts of P tokens, v = (I - s_1 S) ... (I - s_L S) q.
+) -> Any:
+    """Means of omega_k v_k^2, (dim,), over ``contexts`` contexts of P tokens, v = (I - s_1 S) ... (I - s_L S) q.
 
     sqrt_input (dim,): sqrt(lambda_k); teacher (dim,): omega_k; layer_steps (L,): s_l; context: P. exact_match: the
     query is the first token (any other has the same risk), else it is drawn independently. form_covariance: form S,
@@ -118,7 +129,7 @@ def context_risk_chunk(
     tokens, vector, change = np.empty((context, dim)), np.empty(dim), np.empty(dim)
     size = dim if form_covariance else 0
     covariance = np.empty((size, size))
-    mean = 0.0
+    means = np.zeros(dim)
     for count in range(1, contexts + 1):
         for i in range(context):
             draw_gaussian(rng, sqrt_input, tokens[i])
@@ -133,5 +144,44 @@ def context_risk_chunk(
                 subtract_by_covariance(covariance, layer_steps[layer], vector, change)
             else:
                 subtract_by_tokens(tokens, layer_steps[layer], vector, change)
-        mean += (teacher_average(teacher, vector) - mean) / count
-    return mean
+        add_to_means(teacher, vector, count, means)
+    return means
+
+
+@njit(nogil=True)
+def multiply(matrix: Any, vector: Any, product: Any) -> None:
+    """``matrix`` (dim, dim) times ``vector`` (dim,) into ``product`` (dim,)."""
+    for j in range(vector.size):
+        product[j] = 0.0
+        for k in range(vector.size):
+            product[j] += matrix[j, k] * vector[k]
+
+
+@njit(nogil=True)
+def matrix_risk_batch(
+    tokens: Any, queries: Any, rotations: Any, matrices: Any, input_variances: Any, teacher: Any
+) -> Any:
+    """Means of omega_k v_k^2, (dim,), for layers with matrices in the frame of the network.
+
+    v = (I - S O'B_1 O) ... (I - S O'B_L O) q in the eigenbasis. tokens (n, P, dim), or P = 0 for infinite context,
+    where S is Sigma; queries (n, dim); rotations O (n, dim, dim); matrices (L, dim, dim): B_l, with the factor v / L
+    of depth (22) included; input_variances, teacher (dim,): lambda_k, omega_k. Source: depth (22), (26).
+    """
+    count, context, dim = tokens.shape
+    vector, turned, back, change = np.empty(dim), np.empty(dim), np.empty(dim), np.empty(dim)
+    means = np.zeros(dim)
+    for n in range(count):
+        vector[:] = queries[n]
+        for layer in range(matrices.shape[0] - 1, -1, -1):
+            multiply(rotations[n], vector, turned)
+            multiply(matrices[layer], turned, back)
+            multiply(rotations[n].T, back, turned)
+            if context > 0:
+                multiply_by_tokens(tokens[n], turned, change)
+            else:
+                for k in range(dim):
+                    change[k] = input_variances[k] * turned[k]
+            for k in range(dim):
+                vector[k] -= change[k]
+        add_to_means(teacher, vector, n + 1, means)
+    return means
