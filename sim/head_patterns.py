@@ -49,9 +49,9 @@ class HeadPatterns:
     r"""Patterns of heads (ω_h, μ_h), shape (...) unless noted.
 
     groups: 1 for positive, -1 for negative, 0 for dummy heads, shape (..., h); both_signs: whether there are heads of
-    either sign; sign_mismatch: part of Σ|ω_h μ_h| in heads with signs that differ; zero_sum: |Σμ_h|/Σ|μ_h|;
-    homogeneity: spread of |ω_h| over its mean, both weighted by |μ_h|; gamma: that mean; step: Σ ω_h μ_h times the
-    slope of the activation, 2γμ for two opposite heads; positive, negative: Σ μ_h over the heads of either sign.
+    either sign; sign_mismatch: part of Σabs(ω_h μ_h) in heads with signs that differ; zero_sum: abs(Σμ_h)/Σabs(μ_h);
+    homogeneity: spread of abs(ω_h) over its mean, both weighted by abs(μ_h); gamma: that mean; step: Σ ω_h μ_h times
+    the slope of the activation, 2γμ for two opposite heads; positive, negative: Σ μ_h over the heads of either sign.
     Source: multihead Observations 1 and 2, (4.2), (4.4), Table 1.
     """
 
@@ -131,7 +131,7 @@ def head_patterns(
 ) -> HeadPatterns:
     """Patterns of heads, omega and mu of shape (..., h).
 
-    slope: C_f of the activation; tolerance: below this part of the largest |ω_h μ_h| a head is a dummy.
+    slope: C_f of the activation; tolerance: below this part of the largest abs(ω_h μ_h) a head is a dummy.
     Source: multihead Observations 1 and 2.
     """
     w, m = np.asarray(omega, dtype=np.float64), np.asarray(mu, dtype=np.float64)

@@ -46,7 +46,7 @@ class RegressionContexts:
 class ReducedContexts:
     """n contexts for each of m members, as heads with scalar circuits see them; isotropic tokens.
 
-    length: r = |x_q|, shape (m, n); projections: z_l = x_l . x_q / r, shape (m, context, n); labels: y_l, of the
+    length: r = ‖x_q‖, shape (m, n); projections: z_l = x_l . x_q / r, shape (m, context, n); labels: y_l, of the
     shape of projections; target: y_q, of that of length; the last two are ``None`` where they were not asked for.
     Source: multihead (3.2).
     """

@@ -44,7 +44,7 @@ class TrainedHeads:
     """Trained members beside the exact theory; arrays of shape (members,) unless noted.
 
     omega, mu: shape (members, h); risk: exact, of these heads; excess: above the best risk of as many heads; step:
-    Σ ω_h μ_h; gamma: mean |ω_h|; distance: to the nearest point of the solution manifold at that γ (``None`` for one
+    Σ ω_h μ_h; gamma: mean abs(ω_h); distance: to the nearest point of the solution manifold at that γ (``None`` for one
     head, which it does not hold); both_signs: whether heads of either sign are left: two heads that start with one
     sign may end in a minimum with one sign.
     """
@@ -86,7 +86,7 @@ def descend(
 
     omega, mu: start, shape (h,); rate: η > 0; rule: ``gradient`` for :math:`\theta - \eta\nabla\mathcal L`,
     ``adam`` for Adam with PyTorch's defaults. loss of the result is the objective's. An exact gradient takes 2 to 10
-    ms for one head, 5 ms for two at |ω| = 0.1 and 50 ms at |ω| = 0.6. Source: multihead section 4.2; the exact
+    ms for one head, 5 ms for two at abs(ω) = 0.1 and 50 ms at abs(ω) = 0.6. Source: multihead section 4.2; the exact
     objective beyond the paper. Raises PrecisionError where the iteration diverges.
     """
     w, m = _start(omega, mu)

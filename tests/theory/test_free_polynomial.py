@@ -17,8 +17,8 @@ from theory.results import DomainError, PrecisionError
 # The target is 1e-10; the algorithm loses a few roundings only.
 FINITE_TOLERANCE = 1e-12
 CONTINUUM_TOLERANCE = 1e-14
-# dim 64, a = 2, b = 1/2, from 700-digit arithmetic (TRAPS 11).
-TRAP_RISKS = {4: 0.019051702, 10: 0.001068648318, 20: 1.774956974e-6, 32: 2.353776743e-12}
+# dim 64, a = 2, b = 1/2, from 700-digit arithmetic.
+PRECISE_RISKS = {4: 0.019051702, 10: 0.001068648318, 20: 1.774956974e-6, 32: 2.353776743e-12}
 
 
 def regular_spectra():
@@ -37,12 +37,12 @@ def test_finite_risk_against_ball_arithmetic(a, b, dim, depth):
 
 def test_finite_risk_where_the_gram_matrix_fails():
     spectrum = PowerLawSpectrum(2, 0.5, 64)
-    for depth, risk in TRAP_RISKS.items():
+    for depth, risk in PRECISE_RISKS.items():
         assert free.finite_risk(spectrum, depth) == pytest.approx(risk, rel=1e-9)
 
 
 def gram_risk(depth, digits):
-    """T - h.G^-1 h from moments of the spectrum of `TRAP_RISKS`, whose Gram matrix is a Hankel matrix."""
+    """T - h.G^-1 h from moments of the spectrum of `PRECISE_RISKS`, whose Gram matrix is a Hankel matrix."""
     with mpmath.workdps(digits):
         moments = [
             mpmath.fsum(mpmath.mpf(k) ** (-2 * r - 0.5) for k in range(1, 65)) for r in range(1, 2 * depth + 2)
@@ -58,11 +58,11 @@ def gram_risk(depth, digits):
 def test_an_oracle_is_believed_when_doubled_precision_agrees():
     # 120 digits are not enough for 32 layers: doubling them tells.
     digits, previous, risk = 120, math.inf, gram_risk(32, 120)
-    assert abs(risk / TRAP_RISKS[32] - 1) > 1
+    assert abs(risk / PRECISE_RISKS[32] - 1) > 1
     while not abs(risk - previous) <= 1e-12 * abs(risk):
         digits, previous, risk = 2 * digits, risk, gram_risk(32, 2 * digits)
     assert digits > 120
-    assert risk == pytest.approx(TRAP_RISKS[32], rel=1e-9)
+    assert risk == pytest.approx(PRECISE_RISKS[32], rel=1e-9)
     assert free.finite_risk(PowerLawSpectrum(2, 0.5, 64), 32) == pytest.approx(risk, rel=1e-10)
 
 
@@ -205,7 +205,7 @@ def test_continuum_residual_is_the_hypergeometric_polynomial():
 
 
 def test_continuum_residual_at_high_degree():
-    # TRAPS 7: a float degree loses the recurrence from 1,500 on, the monomial basis from 40 on.
+    # A float degree loses the recurrence from 1,500 on, the monomial basis from 40 on.
     with mpmath.workdps(30):
         exact = mpmath.jacobi(1500, 0.5, 0, mpmath.mpf("-0.9")) / mpmath.binomial(1500.5, 1500)
     ours = float(free.continuum_residual(0.5, 1500, 0.95))

@@ -120,7 +120,7 @@ def steep_single_moments(a: float, context: int, order: int, fineness: float) ->
 
 
 def steep_pair_moments(a: float, b: float, context: int, order: int, fineness: float) -> FloatArray:
-    """f_2(a, b) and f_3(a, b) with partial derivatives, shape (2, m), for a >= |b|, a > 0, L >= 2.
+    """f_2(a, b) and f_3(a, b) with partial derivatives, shape (2, m), for a >= abs(b), a > 0, L >= 2.
 
     m is 1, 3 or 6 for order 0, 1 or 2: f; f_a, f_b; f_aa, f_ab, f_bb. Source: beyond the paper; the double integral
     of the module.

@@ -1,4 +1,4 @@
-"""Claims beyond:...: our own results on the multi-head paper, FINDINGS D, and its missing Appendix B derived anew."""
+"""Claims beyond:...: our own results on the multi-head paper, and its missing Appendix B derived anew."""
 
 from __future__ import annotations
 

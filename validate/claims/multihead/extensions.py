@@ -356,7 +356,7 @@ def table_1() -> Iterator[Evidence]:
             "exact risk of the printed values over the least for two heads, minus one",
             f"{name}, C = {scale:g}",
         )
-    # That these two are minima: the profile rises on both sides of the scale that FINDINGS gives.
+    # That these two are minima: the profile rises on both sides of the stated scale.
     for act, gamma, least in (
         (activations.shifted_tanh(), 0.14340, 0.2393832168611458),
         (activations.square(0.5), 0.28435, 0.2383410792409213),
