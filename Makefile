@@ -29,16 +29,16 @@ reproduce: $(STAMP) ## the tables and figures of both papers: paper, theory, Mon
 	$(say)
 	@.venv/bin/attnlaws reproduce
 
-test: $(STAMP) ## the suite on the tree (theory covered to 95 % of branches at least), then on an installed wheel
+test: $(STAMP) ## the suite on the tree (theory covered to 95 % of branches at least), then its short part on an installed wheel
 	$(say)
 	@$(PYTEST) -n 2 --dist loadfile --cov=theory --cov-branch --cov-report=term --cov-fail-under=95
 	@rm -rf build/lib build/bdist.* $(WHEEL)
 	@$(VENV_PYTHON) -m pip wheel -qq --no-index --no-deps --no-build-isolation --wheel-dir $(WHEEL) .
 	@$(VENV_PYTHON) -m pip install -qq --no-index --no-deps --target $(WHEEL)/site $(WHEEL)/*.whl
-	@echo "$@: the same suite on the installed wheel"
+	@echo "$@: the short tests on the installed wheel"
 	@cd $(WHEEL) && \
 	  ATTNLAWS_EXPECT_PREFIX="$(CURDIR)/$(WHEEL)/site" PYTHONPATH="$(CURDIR)/$(WHEEL)/site" PYTHONSAFEPATH=1 \
-	  "$(CURDIR)/$(VENV_PYTHON)" -m pytest -q -n 2 --dist loadfile -m "not tree" -c "$(CURDIR)/pyproject.toml" "$(CURDIR)/tests"
+	  "$(CURDIR)/$(VENV_PYTHON)" -m pytest -q -n 2 --dist loadfile -m "not tree and not long" -c "$(CURDIR)/pyproject.toml" "$(CURDIR)/tests"
 
 lint: $(STAMP) ## ruff, mypy and the import contracts
 	$(say)

@@ -24,6 +24,8 @@ from theory.depth.loss_floor import isotropic_floor, predictor_basis
 from theory.problems import ArraySpectrum, PowerLawSpectrum, TopKTask
 from theory.results import DomainError, PrecisionError, Status
 
+pytestmark = pytest.mark.long
+
 _SPEC = importlib.util.spec_from_file_location("naive", Path(__file__).parents[1] / "naive.py")
 naive = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(naive)

@@ -18,6 +18,8 @@ from theory.depth import context_update, free_polynomial, layer_ensemble, repeat
 from theory.problems import CopyTask, PowerLawSpectrum, TopKTask
 from theory.results import DomainError
 
+pytestmark = pytest.mark.long
+
 torch = pytest.importorskip("torch")
 
 SPECTRUM = PowerLawSpectrum(1, 0.5, dim=4, input_scale=3, teacher_scale=5)

@@ -10,6 +10,8 @@ from theory.depth.loss_floor import isotropic_empirical_floor, isotropic_floor
 from theory.problems import PowerLawSpectrum, TopKTask
 from theory.results import DomainError, Status
 
+pytestmark = pytest.mark.long
+
 Z_LIMIT = 4.5  # 7e-6 for a true statement
 
 

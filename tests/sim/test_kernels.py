@@ -15,6 +15,8 @@ from sim.montecarlo.kernels.polynomial_risk import population_risk_chunk
 from sim.montecarlo.kernels.regression import averaged_loss
 from sim.streams import stream
 
+pytestmark = pytest.mark.long
+
 FILES = sorted(Path(sim.montecarlo.kernels.__file__).parent.glob("*.py"))
 # Rounding may be rearranged where a kernel says so; NaN, infinities and signed zeros keep their meaning everywhere.
 ALLOWED_FASTMATH = {"reassoc", "contract"}

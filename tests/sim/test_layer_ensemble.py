@@ -15,6 +15,8 @@ from sim.streams import stream
 from theory.problems import PowerLawSpectrum, TopKTask
 from theory.results import DomainError, Status
 
+pytestmark = pytest.mark.long
+
 SMALL = TopKTask(PowerLawSpectrum(1, 0.5, 4), 8, 2)
 ISOTROPIC = TopKTask(PowerLawSpectrum(0, 0, 4), 8, 2)
 ROUNDING = 1e-12

@@ -21,6 +21,8 @@ from sim.montecarlo.mean_field_features import (
 from theory.problems import ArraySpectrum, PowerLawSpectrum, TopKTask
 from theory.results import DomainError
 
+pytestmark = pytest.mark.long
+
 SMALL = TopKTask(PowerLawSpectrum(1.0, 0.5, 4), 7, 2)
 ISOTROPIC = TopKTask(PowerLawSpectrum(0, 0, 16), 64, 2)
 # T, E t.q of the isotropic task at dim 16, context 64, top 2 (shared/reference/oracles.json).

@@ -18,6 +18,8 @@ torch = pytest.importorskip("torch")
 
 from sim.models import multihead_attention as models  # noqa: E402
 
+pytestmark = pytest.mark.long
+
 MEMBERS, HEADS, DIM, OUTPUTS, CONTEXT, BATCH = 2, 3, 4, 2, 7, 5
 TRAINING_CONTEXT = 6
 ACTIVATIONS = [

@@ -15,6 +15,8 @@ from theory.multihead.softmax_risk import softmax_risk
 from theory.problems import MultiTaskRegression, RegressionTask
 from theory.results import DomainError
 
+pytestmark = pytest.mark.long
+
 torch = pytest.importorskip("torch")
 
 PAPER = RegressionTask(5, 40, 0.1)

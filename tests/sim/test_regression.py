@@ -22,6 +22,8 @@ from theory.multihead.softmax_risk import softmax_risk
 from theory.problems import RegressionTask
 from theory.results import DomainError, Status
 
+pytestmark = pytest.mark.long
+
 # Sums over a few hundred products, and the inverse of a well-conditioned matrix.
 ROUNDING = 1e-10
 SMALL = RegressionTask(3, 10, 0.4)

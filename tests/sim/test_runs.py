@@ -37,6 +37,8 @@ from sim.training import TrainingConfig, TrainingResult, TrainingStopped, run_fo
 from theory.problems import PowerLawSpectrum, TopKTask
 from theory.results import DomainError
 
+pytestmark = pytest.mark.long
+
 torch = pytest.importorskip("torch")
 
 CONFIG_OF_RUN = TrainingConfig(

@@ -12,6 +12,8 @@ from sim.training import TrainingConfig, train
 from theory.problems import RegressionTask
 from theory.results import DomainError
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("torch")
 
 

@@ -13,6 +13,8 @@ from theory.multihead.softmax_risk import softmax_risk
 from theory.problems import RegressionTask
 from theory.results import DomainError, Status
 
+pytestmark = pytest.mark.long
+
 PAPER = RegressionTask(5, 40, 0.1)
 # Task, omega, mu: one to four heads, small and large dim, context and noise.
 POINTS = (

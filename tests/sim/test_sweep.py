@@ -24,6 +24,8 @@ from sim.training import TrainingConfig, TrainingResult, TrainingStopped, run_fo
 from theory.problems import PowerLawSpectrum, TopKTask
 from theory.results import DomainError, MissingDependencyError, PrecisionError
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("torch")
 
 TINY = TrainingConfig(

@@ -37,6 +37,8 @@ from sim.training import (
 from theory.problems import PowerLawSpectrum, TopKTask
 from theory.results import DomainError, MissingDependencyError, PrecisionError
 
+pytestmark = pytest.mark.long
+
 torch = pytest.importorskip("torch")
 
 TASK = TopKTask(PowerLawSpectrum(0, 0, 4), 8, 2)

@@ -19,6 +19,8 @@ from sim.models.linear_attention import (  # noqa: E402
     scalar_population_errors,
 )
 
+pytestmark = pytest.mark.long
+
 SPECTRUM = PowerLawSpectrum(2, 1, dim=128)
 SMALL = PowerLawSpectrum(1, 0.5, dim=6)
 # Departure of the optimiser from the minimum that its own stopping rule leaves.

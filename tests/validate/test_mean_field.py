@@ -6,6 +6,8 @@ from theory.results import DomainError, Status
 from validate import mean_field
 from validate.mean_field import mean_field_floor, mean_field_floors
 
+pytestmark = pytest.mark.long
+
 
 def task(dim=3, context=6, top_k=2, a=0.0, b=0.0):
     return TopKTask(PowerLawSpectrum(a, b, dim), context, top_k)

@@ -19,6 +19,8 @@ from validate.multihead_training import (
     mean_over_members,
 )
 
+pytestmark = pytest.mark.long
+
 PAPER = RegressionTask(5, 40, 0.1)
 SMALL = RegressionTask(3, 8, 0.2)
 

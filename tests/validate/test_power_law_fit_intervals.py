@@ -9,6 +9,8 @@ from sim.streams import stream
 from validate.fits import intervals, solver
 from validate.power_law_fit import LossLaw, MeasuredLosses, fit_power_law
 
+pytestmark = pytest.mark.long
+
 POWERS_OF_FOUR = np.array([1.0, 4, 16, 64, 256])
 TRUTH = np.array([0.5, 0.5, 1.0])
 REPEATS = 600

@@ -23,6 +23,8 @@ from theory.multihead.steep_moments import largest_score_rule
 from theory.problems import RegressionTask
 from theory.results import DomainError, PrecisionError
 
+pytestmark = pytest.mark.long
+
 TASK = RegressionTask(5, 40, 0.1)
 # Known to the digits shown.
 ORACLES = [([0.52], [1.42], 0.40559717), ([0.1267, -0.1267], [3.5006, -3.5006], 0.24299818)]
