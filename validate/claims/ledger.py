@@ -310,6 +310,7 @@ def load_ledger() -> Ledger:
     from validate.claims.multihead import beyond as multihead_beyond
     from validate.claims.multihead import setup as multihead_setup
     from validate.claims.multihead import solution_manifold as multihead_solution_manifold
+    from validate.claims.multihead import trained as multihead_trained
 
     merged = Ledger()
     for module in (
@@ -333,6 +334,7 @@ def load_ledger() -> Ledger:
         multihead_bayes_risk,
         extensions,
         multihead_beyond,
+        multihead_trained,
     ):
         merged.merge(module.LEDGER)
     return merged

@@ -1,8 +1,9 @@
-"""The commands ``verify`` and ``reproduce``: the ledger and the papers' tables."""
+"""The commands ``verify`` and ``reproduce``: the ledger, and the papers' tables and figures."""
 
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -51,25 +52,49 @@ def verify(ids: tuple[str, ...], paper: str | None, only_list: bool, as_json: bo
 @click.option("--profile", type=click.Choice(["quick", "paper"]), default="quick", show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("results"), show_default=True)
 @click.option("--seed", type=Number(), default=0, show_default=True, help="Seed of all sampling and training.")
+@click.option(
+    "--runs", "folder", type=click.Path(path_type=Path), help="Folder of trained models.  [default: OUT/runs]"
+)
+@click.option("--workers", type=Number(), help="Processes that train.  [default: one per usable core]")
+@click.option("--scheduler", metavar="ADDRESS", help="Train on a running dask scheduler instead.")
+@click.option("--list", "only_list", is_flag=True, help="List the names without computing anything.")
 @json_option
-def reproduce(names: tuple[str, ...], profile: str, out: Path, seed: int, as_json: bool) -> None:
-    """The papers' tables: paper, theory, Monte Carlo, trained models, and verdicts.
+def reproduce(
+    names: tuple[str, ...], profile: str, out: Path, seed: int, folder: Path | None, workers: int | None,
+    scheduler: str | None, only_list: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """The papers' tables and figures: paper, theory, Monte Carlo, trained models, and verdicts.
 
-    Writes CSV, JSON, PNG and SVG of each table into the output folder, and ends with what differs and why. Names:
-    depth:table-1 to depth:table-4; all where none is given.
+    Trains the models that the chosen names need, each once, then writes CSV, JSON, PNG and SVG of each name into the
+    output folder, and ends with what differs and why. Trained models are kept: an interrupted command goes on from
+    its last checkpoints. Names are those of --list; all where none is given.
 
-    Example:  attnlaws reproduce depth:table-3
+    Example:  attnlaws reproduce depth:table-3 depth:figure-6
     """
     from theory.problems import as_integer
     from validate.tables.comparison import save
-    from validate.tables.registry import select_tables
+    from validate.tables.registry import TABLES, build_table, needed_runs, select_tables
+    from validate.trained.runs import TrainedRuns
 
+    if only_list:
+        print_json({"names": list(TABLES)}) if as_json else print_lines(*TABLES)
+        return
     chosen = select_tables(names)
     seed = as_integer("seed", seed, 0, 2**64 - 1)
+    workers = None if workers is None else as_integer("workers", workers, 1, 4096)
+    runs = TrainedRuns(out / "runs" if folder is None else folder, workers, scheduler)
+    needed = needed_runs(chosen, profile, seed)
+    if needed:
+        started = time.perf_counter()
+        with progress_bar(f"training {len(needed)} models") as progress:
+            runs.results(needed, progress)
+        if not as_json:
+            seconds = time.perf_counter() - started
+            print_lines(f"{len(needed)} models trained, or read from {runs.folder}, in {seconds:.0f} s", "")
     tables = []
-    for name, build in chosen.items():
+    for name, entry in chosen.items():
         with progress_bar(name) as progress:
-            table = build(profile, seed, progress)
+            table = build_table(entry, profile, seed, progress, runs)
         paths = save(table, out)
         tables.append(table)
         if not as_json:

@@ -48,6 +48,7 @@ def exponent_figure(rows: Sequence[Row]) -> Figure:
     for shift, family in ((-0.12, repeated), (-0.12, free)):
         _errorbar(axes, x + shift, family, "Monte Carlo" if family is repeated else "")
     axes.plot(x, _printed(measured), "o", color=PAPER, label="paper, trained")
+    _trained_exponents(axes, rows, measured)
     for name, marker, title in (("constrained", "_", "paper's ζ and 2ζ"), ("free", "_", "")):
         quantity = "repeated update, deep limit" if name == "constrained" else "free polynomial, deep limit"
         values = _printed([row for row in rows if row.quantity == quantity])
@@ -59,6 +60,19 @@ def exponent_figure(rows: Sequence[Row]) -> Figure:
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def _trained_exponents(axes: Axes, rows: Sequence[Row], measured: Sequence[Row]) -> None:
+    """Exponents of models trained here over depth 1-8: open for few steps, filled for many."""
+    trained = [row for row in rows if row.quantity.startswith("trained here, depth 1-8,") and row.trained is not None]
+    position = {label_of(row): i for i, row in enumerate(measured)}
+    budgets = list(dict.fromkeys(row.quantity.rsplit(", ", 1)[1] for row in trained))
+    for number, budget in enumerate(budgets):
+        own = [row for row in trained if row.quantity.endswith(f", {budget}")]
+        face = TRAINED if number == len(budgets) - 1 else "none"
+        values = [row.trained.value for row in own if row.trained is not None]
+        axes.plot([position[label_of(row)] + 0.12 for row in own], values, "^", mfc=face, color=TRAINED,
+                  label=f"trained here, {budget}")  # fmt: skip
 
 
 def floor_figure(rows: Sequence[Row], predicted: str, measured: str) -> Figure:
@@ -104,13 +118,12 @@ def attention_figure(rows: Sequence[Row]) -> Figure:
               ms=22, mew=2, label="softmax, mean-field floor")  # fmt: skip
     axes.plot([positions[label_of(row)] for row in softmax], _printed(softmax), "s", mfc="none", color=PAPER,
               label="softmax, paper (infinite depth)")  # fmt: skip
-    depths = [row for row in rows if row.trained is not None and "depth" in row.quantity]
+    depths = [row for row in rows if row.trained is not None and "L" in row.setting]
     for i, row in enumerate(depths):
-        if row.trained is None:
-            continue
+        assert row.trained is not None
         axes.errorbar(
             positions[label_of(row)] + 0.12, row.trained.value, 2 * row.trained.stderr, fmt=".", color=TRAINED,
-            label="softmax, trained here, depths 1, 4, 16" if i == 0 else None,
+            label="softmax, trained here, one layer and deepest" if i == 0 else None,
         )  # fmt: skip
     axes.set_yscale("log")
     axes.set_xticks(x, [label_of(row) for row in linear])

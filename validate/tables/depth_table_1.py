@@ -92,7 +92,13 @@ def build(profile: str, seed: int, progress: Progress, runs: TrainedRuns) -> Tab
         _notes(rows, tasks, plan),
         partial(attention_figure, rows),
         time.perf_counter() - started,
-        {"top_k": TOP_K, "profile": profile, "seed": seed, "softmax_depths": list(plan.depths), "steps": plan.steps},
+        {
+            "top_k": TOP_K,
+            "profile": profile,
+            "seed": seed,
+            "softmax_depths": list(plan.depths),
+            "steps": list(plan.steps),
+        },
     )
 
 
@@ -103,7 +109,7 @@ def _notes(rows: list[Row], tasks: list[TopKTask], plan: softmax.Plan) -> tuple[
         f"Linear floors: dim {DIM}, context {CONTEXT}; for a = 0 the exact isotropic floor times tr(Omega)/dim. The "
         f"printed ones are fits to trained losses and lie within {100 * linear:.1f} % of ours.",
         f"Softmax models: dim {SOFTMAX_DIM}, context {SOFTMAX_CONTEXT}, depths {plan.depths[0]} to {plan.depths[-1]}, "
-        f"{plan.steps} steps. The mean-field floor is the lowest loss of infinitely many layers, found without "
+        f"{plan.stated_steps}. The mean-field floor is the lowest loss of infinitely many layers, found without "
         f"training; the printed floors are extrapolations and lie within {100 * floors:.1f} % of it.",
         "The two columns are of different sizes, so their ratio is not the gain of softmax over linear attention: at "
         f"dim {SOFTMAX_DIM}, context {SOFTMAX_CONTEXT} the isotropic floor of linear attention is "
