@@ -198,6 +198,9 @@ class _Sweep:
                 pool.submit(_train_in_process, index, config, self.folder): index
                 for index, config in enumerate(self.configs)
             }
+            # The pool starts to watch over its processes before it starts the last one, whose death would pass unseen
+            # until another run ends; one more task makes it look at all of them.
+            pool.submit(os.getpid)
             try:
                 while waiting:
                     done, _ = wait(waiting, POLL_SECONDS, FIRST_COMPLETED)

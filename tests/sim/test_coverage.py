@@ -15,6 +15,8 @@ from sim.montecarlo.stopping import draw_until, mean_over_chunks
 from sim.streams import stream
 from theory.results import Estimate
 
+pytestmark = pytest.mark.long
+
 STUDY = Path(__file__).parents[2] / "docs" / "studies" / "estimator_coverage.py"
 SPECIFICATION = importlib.util.spec_from_file_location("estimator_coverage", STUDY)
 study = importlib.util.module_from_spec(SPECIFICATION)

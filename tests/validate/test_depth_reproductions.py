@@ -32,6 +32,8 @@ from validate.tables.comparison import Agreement
 from validate.trained import attention, fits, generalised, linear, rows, scaling, softmax
 from validate.trained.runs import TrainedRuns, TrainedTable, cost
 
+pytestmark = pytest.mark.long
+
 torch = pytest.importorskip("torch")
 
 TINY = SampleSize(4, 1, 64)

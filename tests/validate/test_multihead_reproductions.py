@@ -31,6 +31,8 @@ from validate.tables.comparison import Agreement
 from validate.trained import multihead
 from validate.trained.runs import TrainedRuns, TrainedTable
 
+pytestmark = pytest.mark.long
+
 torch = pytest.importorskip("torch")
 
 NAMES = [name for name in registry.TABLES if name.startswith("multihead:")]

@@ -17,6 +17,8 @@ from validate.fits.comparison import compare_laws, corrected_information, depth_
 from validate.fits.identifiability import within_factor
 from validate.power_law_fit import LossLaw, MeasuredLosses, fit_losses, fit_power_law
 
+pytestmark = pytest.mark.long
+
 DEPTHS = 2.0 ** np.arange(9)
 DESIGNS = (DEPTHS, np.array([1.0, 4, 16, 64, 256]), np.array([3.0, 5, 9, 20, 50, 100]), np.array([2.0, 8, 32, 128]))
 # Exact data: what is asked of the fit, and the rounding of the losses amplified by the design.

@@ -10,6 +10,8 @@ from validate.tables import comparison, depth_table_2, depth_table_3
 from validate.tables.comparison import Agreement, Row, Table
 from validate.tables.view import differences, show_table
 
+pytestmark = pytest.mark.long
+
 
 def estimate(value, stderr):
     return Estimate(value, stderr, 100, 10, 0)

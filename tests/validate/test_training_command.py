@@ -57,7 +57,8 @@ def test_runs_are_trained_measured_and_read_back(file: Path, monkeypatch, capsys
     assert (status, err) == (0, "")
     runs = json.loads(out)["runs"]
     assert [one["config"]["experiment"]["depth"] for one in runs] == [2, 1]
-    assert [set(one["measured"]) for one in runs] == [{"loss", "shared_error", "disagreement"}, {"loss"}]
+    assert {"loss", "shared_error", "disagreement"} <= set(runs[0]["measured"])
+    assert not {"shared_error", "disagreement"} & set(runs[1]["measured"])
     assert all(len(one["measured"]["loss"]) == 2 for one in runs)
     assert all(Path(one["folder"], "result.json").exists() for one in runs)
     assert {Path(one["folder"]).parent for one in runs} == {Path("runs")}
