@@ -168,7 +168,7 @@ def sample_reduced_regression(
     .. math:: y_\ell = \beta_\parallel z_\ell + \sqrt{|\beta_\perp|^2 + \sigma^2}\, g_\ell, \qquad
               y_q = \beta_\parallel r + \varepsilon_q,
 
-    with r ~ χ_d, β_∥ ~ N(0, 1/d), d |β_⊥|² ~ χ²_{d-1}: the law of whole contexts. labels: draw the labels too.
+    with r ~ χ_d, β_∥ ~ N(0, 1/d), d ‖β_⊥‖² ~ χ²_{d-1}: the law of whole contexts. labels: draw the labels too.
     Source: rotation invariance of multihead (2.1). Raises DomainError where the covariance is not the identity.
     """
     if not isinstance(task, RegressionTask) or task.covariance is not None:
