@@ -97,11 +97,12 @@ def preset_names() -> list[str]:
 
 
 def results_table(results: Sequence[TrainingResult], folders: Sequence[Path]) -> RichTable:
-    """A row per run and member: what sets it apart, where it is, and what was measured."""
-    from rich.table import Table
+    """A row per run and member: what sets it apart, where it is, and what was measured, single modes left out."""
+    from rich.table import Column, Table
 
-    names = list(dict.fromkeys(name for result in results for name in result.measured))
-    table = Table(*("setting", "seed", "steps", *names, "folder"))
+    measured = dict.fromkeys(name for result in results for name in result.measured)
+    names = [name for name in measured if not name.startswith("mode_loss_")]
+    table = Table(*("setting", "seed", "steps", *names), Column("folder", overflow="fold"))
     for result, setting, folder in zip(results, differences([one.config for one in results]), folders, strict=True):
         for member, seed in enumerate(result.config.seeds):
             values = [result.measured[name][member] if name in result.measured else None for name in names]
