@@ -14,7 +14,6 @@ import hashlib
 import io
 import json
 import os
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from sim.files import replace_file
 from theory.results import AttnlawsError, DomainError
 
 State = dict[str, Any]
@@ -76,37 +76,14 @@ def content_hash(content: Any) -> str:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Write a file so that a crash or power cut leaves the old one or the new one, never part of either.
+    """`replace_file` in a run folder, with one sentence for every failure.
 
-    Source: no equation. Raises DomainError where the folder cannot be written.
+    Source: no equation. Raises DomainError where the folder or the file cannot be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        replace_file(path, content, "run folder")
     except OSError as failure:
-        raise DomainError(f"the run folder must be writable, got {path.parent}: {failure.strerror}") from None
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException as failure:
-        Path(name).unlink(missing_ok=True)
-        if isinstance(failure, OSError):
-            raise DomainError(f"{path} could not be written: {failure.strerror}") from None
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    # A rename is on disk only once the folder is.
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        raise DomainError(f"{path} could not be written: {failure.strerror}") from None
 
 
 @contextmanager

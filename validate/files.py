@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from theory.results import DomainError
+from sim.files import replace_file
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write ``content`` to a temporary file beside ``path``, flush it to disk, and rename it into place."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as failure:
-        raise DomainError(f"the output folder must be writable, got {path.parent}: {failure.strerror}") from None
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes private files; results are for reading.
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    replace_file(path, content, "output folder")
 
 
 def strict_json(content: Any, *, indent: int | None = None) -> str:
