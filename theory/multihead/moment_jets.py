@@ -23,18 +23,24 @@ Mean = Callable[[int, int, int], FloatArray]
 
 
 def weight_kernel(exponent: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """W = exp(exponent), capped where exp(-w) is zero anyhow, exp(-w), and 1 - exp(-w) to full relative accuracy."""
+    """W = exp(exponent), capped where exp(-w) is zero anyhow, exp(-w), and 1 - exp(-w) to full relative accuracy.
+
+    Source: the kernel of 1/(1+S) = ∫ exp(-t(1+S)) dt behind multihead (3.2); beyond the paper.
+    """
     w = np.exp(np.minimum(exponent, _DEAD_EXPONENT))
     return w, np.exp(-w), -np.expm1(-w)
 
 
 def log_power(complement: FloatArray) -> FloatArray:
-    """The logarithm of φ from 1 - φ."""
+    """The logarithm of φ from 1 - φ. Source: numerical; no equation."""
     return np.asarray(np.log1p(-np.minimum(complement, 1 - _ROUNDING)))
 
 
 def slope_derivative(terms: Terms, side: int) -> Terms:
-    r"""Derivative in a (side 1) or b (side 2): :math:`\partial_a w^ie^{-w} = \zeta(iw^i - w^{i+1})e^{-w}`."""
+    r"""Derivative in a (side 1) or b (side 2): :math:`\partial_a w^ie^{-w} = \zeta(iw^i - w^{i+1})e^{-w}`.
+
+    Source: chain rule with w = exp(aζ + const).
+    """
     out: Terms = {}
     for (k, i, j), c in terms.items():
         power = (i, j)[side - 1]
@@ -46,7 +52,10 @@ def slope_derivative(terms: Terms, side: int) -> Terms:
 
 
 def single_jet(mean: Mean, k: int, i: int, order: int) -> list[FloatArray]:
-    """E[ζ^k w^i exp(-w)] and its derivatives in a up to ``order``."""
+    """E[ζ^k w^i exp(-w)] and its derivatives in a up to ``order``.
+
+    Source: `slope_derivative`, repeated.
+    """
     terms: Terms = {(k, i, 0): 1.0}
     values = []
     for _ in range(order + 1):
@@ -56,7 +65,10 @@ def single_jet(mean: Mean, k: int, i: int, order: int) -> list[FloatArray]:
 
 
 def pair_jet(mean: Mean, k: int, i: int, j: int, order: int) -> list[FloatArray]:
-    """E[ζ^k w_a^i w_b^j exp(-w_a-w_b)] and its partial derivatives up to ``order``."""
+    """E[ζ^k w_a^i w_b^j exp(-w_a-w_b)] and its partial derivatives up to ``order``.
+
+    Source: `slope_derivative`, repeated.
+    """
     start: Terms = {(k, i, j): 1.0}
     values = [_sum(mean, start)]
     if order:
@@ -74,7 +86,7 @@ def _sum(mean: Mean, terms: Terms) -> FloatArray:
 
 
 def single_power(log_phi: FloatArray, phi: list[FloatArray], n: int) -> list[FloatArray]:
-    """φ^n with its derivatives."""
+    """φ^n with its derivatives. Source: chain rule."""
     value = np.exp(n * log_phi)
     ratios = [derivative * np.exp(-log_phi) for derivative in phi[1:]]
     out = [value]
@@ -86,7 +98,7 @@ def single_power(log_phi: FloatArray, phi: list[FloatArray], n: int) -> list[Flo
 
 
 def pair_power(log_phi: FloatArray, phi: list[FloatArray], n: int) -> list[FloatArray]:
-    """φ^n with its partial derivatives."""
+    """φ^n with its partial derivatives. Source: chain rule."""
     value = np.exp(n * log_phi)
     if len(phi) == 1:
         return [value]
@@ -100,7 +112,7 @@ def pair_power(log_phi: FloatArray, phi: list[FloatArray], n: int) -> list[Float
 
 
 def single_product(x: list[FloatArray], y: list[FloatArray]) -> list[FloatArray]:
-    """Derivatives of a product in one slope."""
+    """Derivatives of a product in one slope. Source: product rule."""
     out = [x[0] * y[0]]
     if len(x) > 1:
         out.append(x[1] * y[0] + x[0] * y[1])
@@ -110,7 +122,7 @@ def single_product(x: list[FloatArray], y: list[FloatArray]) -> list[FloatArray]
 
 
 def pair_product(x: list[FloatArray], y: list[FloatArray]) -> list[FloatArray]:
-    """Partial derivatives of a product."""
+    """Partial derivatives of a product. Source: product rule."""
     out = [x[0] * y[0]]
     if len(x) > 1:
         out += [x[1] * y[0] + x[0] * y[1], x[2] * y[0] + x[0] * y[2]]
