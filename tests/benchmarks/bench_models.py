@@ -119,6 +119,8 @@ def test_step_times_by_depth():
     for position, kind in enumerate(FAITHFUL):
         times = [seconds(fast_step(experiments(64, depth)[position], BATCH), 1.5) for depth in (1, 16, 64, 256)]
         print(f"  {kind:22s}" + "".join(f"{1e3 * value:9.2f}" for value in times))
+        # In proportion to the depth, and twice that where the numbers leave the cache.
+        assert times[-1] <= 2 * 4 * times[-2]
     wide = PowerLawSpectrum(1, 0.5, dim=128)
     cases = [
         ("linear, dim 128, context 1024, batch 64", CopyTask(wide, 1024), "matrices", 64),
@@ -153,6 +155,8 @@ def test_time_of_drawing_contexts():
         loss = experiment.losses[0]
         best = seconds(lambda e=experiment, kind=loss: e.sample([stream(0, "contexts")], BATCH, kind), 2)
         print(f"  {experiment.kind:22s} {1e3 * best:8.2f}")
+        double = seconds(lambda e=experiment: sample_contexts(e.problem, BATCH, stream(0, "contexts")), 1)
+        assert best < double  # drawing by NumPy in float64, without what is derived from it
     wide = PowerLawSpectrum(1, 0.5, dim=128)
     for name, task, batch in [
         ("copy, dim 128, context 1024, batch 64", CopyTask(wide, 1024), 64),
