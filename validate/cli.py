@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from validate.commands import comparison, depth, fit, multihead, training
+from validate.commands import comparison, depth, fit, multihead, report, training
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
@@ -30,6 +30,7 @@ for command in (
     fit.fit,
     comparison.verify,
     comparison.reproduce,
+    report.report,
     training.train,
 ):
     cli.add_command(command)

@@ -77,6 +77,20 @@ def spectrum_options(command: Any) -> Any:
     return command
 
 
+def reproduction_options(command: Any) -> Any:
+    """How much is computed, from which seed, and who trains: for every command that builds the papers' tables."""
+    for option in (
+        click.option("--scheduler", metavar="ADDRESS", help="Train on a running dask scheduler instead."),
+        click.option("--workers", type=Number(), help="Processes that train.  [default: one per usable core]"),
+        click.option(
+            "--seed", type=Number(), default=0, show_default=True, help="Seed of all sampling and training."
+        ),
+        click.option("--profile", type=click.Choice(["quick", "paper"]), default="quick", show_default=True),
+    ):
+        command = option(command)
+    return command
+
+
 def print_json(content: Any) -> None:
     """One strict JSON object on standard output."""
     from validate.files import strict_json

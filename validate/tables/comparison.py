@@ -172,13 +172,18 @@ def save(table: Table, folder: Path) -> list[Path]:
     write_atomically(paths[1], (strict_json(table.to_json(), indent=1) + "\n").encode())
     figure = table.figure()
     for path in paths[2:]:
-        buffer = io.BytesIO()
-        # A fixed date keeps the same table the same bytes.
-        metadata = {"Date": None} if path.suffix == ".svg" else None
-        figure.savefig(buffer, format=path.suffix[1:], dpi=160, bbox_inches="tight", metadata=metadata)
-        write_atomically(path, buffer.getvalue())
+        write_atomically(path, drawn(figure, path.suffix[1:]))
     plt.close(figure)
     return paths
+
+
+def drawn(figure: Figure, ending: str) -> bytes:
+    """The figure as a file of the format that ``ending`` names; the same figure gives the same bytes."""
+    buffer = io.BytesIO()
+    # The date would make every file another one.
+    metadata = {"Date": None} if ending == "svg" else None
+    figure.savefig(buffer, format=ending, dpi=160, bbox_inches="tight", metadata=metadata)
+    return buffer.getvalue()
 
 
 def share(progress: Progress, start: float, end: float) -> Progress:
