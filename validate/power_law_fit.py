@@ -215,10 +215,10 @@ def fit_losses(
 
     The minimum is global and depends on no start. Intervals, each at ``level``: Student (rows - parameters degrees;
     the coefficient's on its logarithm), profile likelihood (F with 1 and the same degrees), studentised residual
-    bootstrap with ``draws`` draws from ``seed`` (no draws: none). ``profiles``: parameters whose profile intervals are
-    wanted, all unless time matters. A floor on its bound 0 has no standard error, and
-    those of the rest come from the free parameters, with one degree more. Standard errors of the losses enter as
-    weights; their common scale is estimated. Repeated depths enter row by row.
+    bootstrap with ``draws`` draws from ``seed`` (none where they are too few, see `needed_draws`). ``profiles``:
+    parameters whose profile intervals are wanted, all unless time matters. A floor on its bound 0 has no standard
+    error, and those of the rest come from the free parameters, with one degree more. Standard errors of the losses
+    enter as weights; their common scale is estimated. Repeated depths enter row by row.
 
     Raises DomainError where there are fewer different depths than parameters, or losses do not fall with depth, or the
     gap of depth (92) is not positive. Source: depth (88)-(89), (92)-(93).
@@ -239,7 +239,11 @@ def fit_losses(
     exact = is_exact(data, squares)
     compatible = compatible_laws(batch, solution, law)
     minimum = _Minimum(batch, solution, law, degrees, exact, compatible, level)
-    numbers = _numbers(minimum, draws, seed, profiles)
+    needed = needed_draws(level)
+    numbers = _numbers(minimum, draws if draws >= needed else 0, seed, profiles)
+    notes = data.notes + _notes(data, law, numbers, degrees)
+    if 0 < draws < needed:
+        notes += (f"no bootstrap intervals: at level {level:g} they need {needed} draws or more, got {draws}",)
     profile = None if exact or law.fixed_exponent is not None else numbers[EXPONENT].profile
     total = batch.roots**2 @ (batch.logs[0] - np.average(batch.logs[0], weights=batch.roots**2)) ** 2
     return PowerLawFit(
@@ -256,9 +260,14 @@ def fit_losses(
         seed=seed,
         verdict=verdict(data.depths, law, degrees, profile, compatible),
         compatible=compatible,
-        notes=data.notes + _notes(data, law, numbers, degrees),
+        notes=notes,
         solution=solution,
     )
+
+
+def needed_draws(level: float) -> int:
+    """Draws without which the outer quantiles of a bootstrap are no more than its extremes."""
+    return math.ceil(2 / (1 - level) - 1e-9)
 
 
 def check_design(data: MeasuredLosses, law: LossLaw) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.theory.reference import free_risks, power_law
 from theory.depth import free_polynomial as free
 from theory.depth.covariance_polynomial import polynomial_residual, residual_risk
+from theory.depth.spectral_measure import power_weight_rule
 from theory.problems import ArraySpectrum, PowerLawSpectrum
 from theory.results import DomainError, PrecisionError
 
@@ -141,6 +142,29 @@ def test_infinite_dim_is_the_limit():
     np.testing.assert_allclose(free.finite_risk(PowerLawSpectrum(2, 1, 10**15), depths), limit, rtol=1e-12)
     with pytest.raises(DomainError, match="must be > 1"):
         free.finite_risk(PowerLawSpectrum(0.5, 0.5), 3)
+
+
+@pytest.mark.parametrize(("a", "b"), [(2, 1), (1, 1e-3), (1, 1e-6), (1, 1e-12), (9e-4, 2), (1e-5, 1.5), (2e-6, 2.5)])
+@pytest.mark.parametrize("deepest", [1, 16, 128])
+def test_infinite_spectra_by_zeta_functions_at_depth_one(a, b, deepest):
+    """R = m_0 - m_1²/m_2 with moments m_n = ζ((n+1)a + b), from nearly divergent sums to nearly equal eigenvalues."""
+    with mpmath.workdps(40):
+        m = [mpmath.zeta(mpmath.mpf(a) * (n + 1) + mpmath.mpf(b)) for n in range(3)]
+        exact = float(m[0] - m[1] ** 2 / m[2])
+    assert free.finite_risk(PowerLawSpectrum(a, b), [1, deepest])[0] == pytest.approx(exact, rel=1e-12)
+
+
+@pytest.mark.parametrize("zeta", [1e-12, 1e-3, 0.5, 1, 7.3, 900, 1e6])
+@pytest.mark.parametrize("nodes", [1, 2, 17, 200])
+def test_power_weight_rule_is_exact_for_polynomials(zeta, nodes):
+    x, share = power_weight_rule(zeta, nodes)
+    for power in {0, 1, min(2 * nodes - 1, 30)}:
+        assert share @ x**power == pytest.approx(zeta / (zeta + power), rel=FINITE_TOLERANCE)
+
+
+def test_infinite_spectra_with_too_large_zeta_are_refused():
+    with pytest.raises(DomainError, match=r"zeta must be a finite number in \(0, 1e\+06\]"):
+        free.finite_risk(PowerLawSpectrum(1e-300, 2), 1)
 
 
 def test_discrete_exponent_of_findings():

@@ -3,16 +3,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import ndtri_exp
 
 from theory.depth.loss_floor import (
+    cosine_quantile,
     floors_by_degree,
     gram_matrix,
+    isotropic_empirical_floor,
     isotropic_floor,
     predictor_basis,
     tail_cosine,
 )
 from theory.problems import ArraySpectrum, PowerLawSpectrum, TopKTask
-from theory.results import DomainError
+from theory.results import DomainError, PrecisionError
+from theory.special import chi_mean
 
 
 def isotropic_task(dim, context, top_k, b=0.0):
@@ -53,6 +57,51 @@ def test_isotropic_floor_against_high_precision(dim, context, top_k):
     ):
         assert certified.value == pytest.approx(exact, rel=2e-12)
         assert abs(certified.value - exact) <= certified.tolerance
+
+
+@pytest.mark.parametrize("dim", [1000, 10**6, 10**12])
+@pytest.mark.parametrize("log_tail", [-1e-3, -0.5, -2.0, -30.0])
+def test_tail_cosine_in_high_dimensions(dim, log_tail):
+    """The quantile by Newton's iteration in 40 digits, then the mean beyond it."""
+    with mpmath.workdps(40):
+        half = mpmath.mpf(dim - 1) / 2
+        constant = 1 / mpmath.beta(half, mpmath.mpf(1) / 2)
+        c = mpmath.mpf(float(-ndtri_exp(log_tail))) / mpmath.sqrt(dim)
+        for _ in range(8):
+            upper = mpmath.betainc(half, mpmath.mpf(1) / 2, 0, 1 - c * c, regularized=True) / 2
+            tail = upper if c >= 0 else 1 - upper
+            c += (mpmath.log(tail) - log_tail) * tail / (constant * (1 - c * c) ** (half - 1))
+        exact = float(constant * (1 - c * c) ** half / (2 * half) / mpmath.exp(log_tail))
+    # Rounding of the quantile, which the exponent (d-1)/2 does not amplify.
+    assert float(tail_cosine(log_tail, dim)) == pytest.approx(exact, rel=1e-14)
+
+
+def test_isotropic_floor_of_any_dimension():
+    # Far more dimensions than tokens: the tokens are as good as orthogonal to the query.
+    for dim in (10**9, 10**18):
+        floor = isotropic_floor(isotropic_task(dim, 64, 2, b=2)).floor
+        assert floor.value == pytest.approx(np.pi**2 / 6 / 2, rel=1e-8)
+        assert isotropic_empirical_floor(isotropic_task(dim, 64, 2, b=2)).floor.value <= floor.value
+
+
+@pytest.mark.parametrize(("context", "top_k"), [(10**6, 10**5), (10**9, 5 * 10**8), (10**12, 10**11)])
+def test_isotropic_floor_of_many_selected_tokens(context, top_k):
+    """A fixed share of very many tokens: to order 1/k the edge of the selected ones fluctuates about its quantile."""
+    d, share = 16, top_k / context
+    mean = float(tail_cosine(np.log(share), d))
+    floor = isotropic_floor(isotropic_task(d, context, top_k)).floor
+    edge = float(cosine_quantile(np.log(share), d))
+    # Variance of t at fixed query: that of the selected tokens, and that of the fluctuating edge along the query.
+    chi = chi_mean(d) ** 2
+    expected = (d - chi * mean**2 + chi * (1 - share) * (mean - edge) ** 2) / top_k + chi * (1 - chi / d) * mean**2
+    # The neglected terms are of relative order 1/k.
+    assert floor.value == pytest.approx(expected, rel=10 / top_k + 1e-9)
+
+
+def test_too_many_selected_tokens_are_refused():
+    # Weights of order statistics are all rounding here.
+    with pytest.raises(PrecisionError, match="did not settle"):
+        isotropic_floor(isotropic_task(16, 10**18, 5 * 10**17))
 
 
 def test_isotropic_floor_of_the_paper():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from theory.depth import free_polynomial, repeated_update
 from theory.depth import mode_superposition as modes
 from theory.problems import ArraySpectrum, PowerLawSpectrum
-from theory.results import DomainError
+from theory.results import DomainError, PrecisionError
 
 FLOAT64 = 1e-12
 
@@ -148,3 +148,9 @@ def test_a_mode_that_comes_back_counts_from_its_last_return():
 def test_errors_are_sentences(call, words):
     with pytest.raises(DomainError, match=words):
         call()
+
+
+@pytest.mark.parametrize("density", [(1, 150, 1e-3), (1e100, 4, 1e-100), (1e100, 149, 1e-2)])
+def test_a_loss_beyond_float64_is_refused(density):
+    with pytest.raises(PrecisionError, match="beyond 1e308"):
+        modes.power_law_loss(modes.DepthDensity(*density), [0, 1])

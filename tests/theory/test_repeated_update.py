@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from theory.depth import free_polynomial as free
 from theory.depth import repeated_update as repeated
 from theory.problems import ArraySpectrum, PowerLawSpectrum
-from theory.results import DomainError
+from theory.results import DomainError, PrecisionError
 
 # A handful of roundings, times the exponent 2L of a power near one.
 TOLERANCE = 1e-13
@@ -135,6 +135,16 @@ def test_contraction_condition():
 def test_step_domain(step):
     with pytest.raises(DomainError, match="step"):
         repeated.continuum_risk(PowerLawSpectrum(1, 1), 3, step)
+
+
+def test_underflow_is_refused():
+    steep = PowerLawSpectrum(0.005, 2.5)
+    with pytest.raises(PrecisionError, match=r"step\^zeta must be above 1e-308, got 0\.01\^301"):
+        repeated.continuum_risk(steep, 3, 0.01)
+    with pytest.raises(PrecisionError, match="below 1e-308 at depth 4096"):
+        repeated.continuum_best_step(steep, [1, 4096])
+    # At depth 1 the best step is (zeta + 2)/(zeta + 1).
+    assert repeated.continuum_best_step(steep, 1) == pytest.approx(303 / 302, rel=1e-12)
 
 
 def test_best_step_needs_a_layer():

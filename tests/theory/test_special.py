@@ -148,6 +148,15 @@ def test_cosine_tail_integrates_the_density(dim):
         assert special.cosine_upper_tail(cosine, dim) == pytest.approx(float(exact), rel=1e-9, abs=1e-300)
 
 
+@pytest.mark.parametrize("dim", [2, 3, 129, 10**4, 10**6, 10**12, 10**18])
+def test_cosine_constant_in_any_dimension(dim):
+    with mpmath.workdps(60):
+        d = mpmath.mpf(dim)
+        exact = mpmath.loggamma(d / 2) - mpmath.loggamma((d - 1) / 2) - mpmath.log(mpmath.pi) / 2
+    # A few roundings of a logarithm of at most 21.
+    assert special.log_cosine_constant(dim) == pytest.approx(float(exact), abs=2e-14)
+
+
 def test_cosine_tail_domain():
     with pytest.raises(DomainError, match="cosine"):
         special.cosine_upper_tail(1.5, 3)

@@ -326,6 +326,13 @@ def test_optimum(capsys):
         (["optimum", *REGRESSION, "--heads", "5"], ["heads", "5"]),
         (["optimum", *REGRESSION, "--heads", "1", "--activation", "1+tanh"], ["heads", "1+tanh"]),
         (["optimum", *REGRESSION, "--heads", "2", "--activation", "relu"], ["--activation", "relu"]),
+        (
+            ["optimum", *REGRESSION, "--heads", "2", "--activation", "1+tanh", "--scale", "nan"],
+            ["scale", "1+tanh", "nan"],
+        ),
+        (["optimum", *REGRESSION, "--heads", "2", "--scale", "7"], ["scale", "exp", "7"]),
+        (["softmax-risk", *REGRESSION, "--omega", "0.1", "--mu", "1e200"], ["mu", "1e+100", "1e+200"]),
+        (["icl-risk", "--dim", "5", "--context", "1e18", "--noise", "0.1"], ["max(dim, context)", "1e+17"]),
     ],
 )
 def test_bad_input_of_the_multihead_commands(capsys, arguments, words):

@@ -151,6 +151,7 @@ def test_other_columns_must_be_named(names, x, y, words):
         ("depth,loss,loss\n1,2,3\n", "more than once"),
         ('"depth,loss\n1,2\n', "open quotation mark"),
         ("depth\n1\n2\n", "which column is the loss"),
+        ("d" * 200_000 + ",loss\n1,2\n", "header of .* is no line of column names"),
     ],
 )
 def test_unreadable_files_are_one_sentence(tmp_path, content, words):

@@ -145,6 +145,17 @@ def test_law_names_its_free_parameters():
     assert LossLaw(gap_floor=2.0).formula == "2.0 - loss = coefficient * depth^-exponent"
 
 
+@pytest.mark.parametrize(("level", "needed"), [(0.95, 40), (0.5, 4), (0.99, 200)])
+def test_too_few_draws_give_no_bootstrap_interval(level, needed):
+    losses = 0.5 + 1 / POWERS_OF_FOUR + 0.01 * np.cos(np.arange(POWERS_OF_FOUR.size))
+    few = fit_power_law(POWERS_OF_FOUR, losses, level=level, draws=needed - 1, profiles=())
+    assert few.exponent.bootstrap is None
+    assert f"they need {needed} draws or more, got {needed - 1}" in few.notes[-1]
+    enough = fit_power_law(POWERS_OF_FOUR, losses, level=level, draws=needed, profiles=())
+    assert enough.exponent.bootstrap.low < enough.exponent.bootstrap.high
+    assert not any("bootstrap" in note for note in enough.notes)
+
+
 def test_draws_that_do_not_fall_count_as_constants():
     # Losses that hardly fall: many draws rise.
     losses = [0.33, 0.31, 0.32, 0.33, 0.28, 0.30, 0.30, 0.31]

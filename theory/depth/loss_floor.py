@@ -60,7 +60,7 @@ def isotropic_floor(task: TopKTask) -> IsotropicFloor:
     if not spectrum.isotropic_input:
         raise DomainError(f"spectrum must have equal eigenvalues for the exact floor, got {spectrum.to_json()}")
     d, k = _dim(spectrum), task.top_k
-    scale = float(spectrum.label_variances().sum()) / d
+    scale = _label_variance(spectrum) / d
     first, second = _selected_cosine_moments(d, task.context, k)
     length = chi_mean(d) ** 2
     power = d / k + (k - 1) / k * length * second.value
@@ -79,6 +79,11 @@ def _dim(spectrum: Spectrum) -> int:
     if spectrum.dim is None:
         raise DomainError("spectrum.dim must be finite for the difficult task, got None")
     return spectrum.dim
+
+
+def _label_variance(spectrum: Spectrum) -> float:
+    """Total label variance of isotropic inputs, at any dimension."""
+    return float(spectral_measure(spectrum, 0).weights.sum())
 
 
 def _selected_cosine_moments(dim: int, context: int, top_k: int) -> tuple[Certified, Certified]:
@@ -386,7 +391,7 @@ def isotropic_empirical_floor(task: TopKTask) -> IsotropicEmpiricalFloor:
     moment = mean_over_order_statistic(integrand, P, k + 1)
     scale = chi_mean(d) ** 2 / P
     alignment, error = scale * moment.value, scale * (moment.tolerance + _ROUNDING * moment.value)
-    label_scale = float(task.spectrum.label_variances().sum()) / d
+    label_scale = _label_variance(task.spectrum) / d
     floor = population.target_power.value - label_scale * alignment**2 / feature_power
     tolerance = population.target_power.tolerance + 2 * label_scale * alignment * error / feature_power
     return IsotropicEmpiricalFloor(

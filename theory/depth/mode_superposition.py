@@ -15,7 +15,7 @@ from scipy.special import gammainc, gammaln, hyp1f1
 
 from theory.depth.free_polynomial import mode_residuals
 from theory.problems import PowerLawSpectrum, Spectrum, as_depths, as_real
-from theory.results import DomainError, FloatArray
+from theory.results import DomainError, FloatArray, PrecisionError
 
 # Where Figure 3(c) cuts its curves off.
 FIGURE_THRESHOLD = 0.02
@@ -74,15 +74,19 @@ def power_law_loss(density: DepthDensity, depth: npt.ArrayLike) -> FloatArray:
 
     depth: L >= 0, shape (...). Below L/τ_0 = β the lower incomplete Gamma function is taken as Kummer's series of
     positive terms, which has the limit :math:`C\tau_0^{1-\beta}/(\beta-1)` at L = 0. Relative error 1e-13.
-    Source: depth (55), (56).
+    Source: depth (55), (56). Raises PrecisionError where the loss is beyond 1e308.
     """
     s, x = density.exponent - 1, as_depths(depth) / density.shortest
-    front = density.amplitude * density.shortest**-s
     small = np.minimum(x, s + 1)
     series = np.exp(-small) * hyp1f1(1.0, s + 1, small) / s
     large = np.maximum(x, s + 1)
     closed = np.exp(gammaln(s) - s * np.log(large)) * gammainc(s, large)
-    return np.asarray(front * np.where(x <= s + 1, series, closed))
+    with np.errstate(over="ignore", invalid="ignore"):  # refused below
+        front = density.amplitude * np.float64(density.shortest) ** -s
+        loss = front * np.where(x <= s + 1, series, closed)
+    if not np.isfinite(loss).all():
+        raise PrecisionError("the loss is beyond 1e308: choose a smaller amplitude or exponent, or a larger shortest")
+    return np.asarray(loss)
 
 
 def power_law_asymptote(density: DepthDensity, depth: npt.ArrayLike) -> FloatArray:

@@ -14,7 +14,7 @@ from scipy.special import betainc, binom, gamma, hyp2f1
 from theory.depth.free_polynomial import continuum_amplitude, inverse_binomial
 from theory.depth.spectral_measure import MAX_DEGREE, SpectralMeasure, spectral_measure
 from theory.problems import PowerLawSpectrum, Spectrum, as_depths, as_integer
-from theory.results import DomainError, FloatArray
+from theory.results import DomainError, FloatArray, PrecisionError
 
 PAPER_STEP = 1.0
 # brentq stops at this relative width; the risk is flat at its minimum, so its own error is the square of that.
@@ -60,13 +60,15 @@ def continuum_risk(spectrum: PowerLawSpectrum, depth: npt.ArrayLike, step: npt.A
 
 def _power_integral(zeta: float, depth: float, step: float) -> float:
     r"""Integral of x^(ζ-1) (1 - ηx)^(2L) over [0, 1]: two positive parts, below and above the zero at x = 1/η."""
-    degree = 2 * depth
+    degree, scale = 2 * depth, step**zeta
+    if scale < np.finfo(np.float64).tiny:
+        raise PrecisionError(f"step^zeta must be above 1e-308, got {step:g}^{zeta:g}")
     below = float(inverse_binomial(degree, zeta))
     if step <= 1:
-        return float(below * betainc(zeta, degree + 1, step) / step**zeta)
+        return float(below * betainc(zeta, degree + 1, step) / scale)
     excess = step - 1
     above = excess ** (degree + 1) / (degree + 1) * float(hyp2f1(1 - zeta, degree + 1, degree + 2, -excess))
-    return float((below + above) / step**zeta)
+    return float((below + above) / scale)
 
 
 def continuum_asymptote(spectrum: PowerLawSpectrum, depth: npt.ArrayLike) -> FloatArray:
@@ -93,7 +95,10 @@ def continuum_best_step(spectrum: PowerLawSpectrum, depth: npt.ArrayLike) -> Flo
 
         def slope(step: float) -> float:
             """Logarithm of ζ F(η)/(η-1)^(2L), which has the sign of minus the derivative of F."""
-            return float(np.log(zeta * _power_integral(zeta, n, step)) - 2 * n * np.log(step - 1))
+            integral = _power_integral(zeta, n, step)
+            if integral == 0:
+                raise PrecisionError(f"the risk is below 1e-308 at depth {n:g}, where no best step can be told")
+            return float(np.log(zeta * integral) - 2 * n * np.log(step - 1))
 
         return float(brentq(slope, 1 + 1e-9, 2.0, xtol=_STEP_TOLERANCE, rtol=_STEP_TOLERANCE))
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import eigh_tridiagonal
-from scipy.special import roots_jacobi
 
-from theory.problems import PowerLawSpectrum, Spectrum, as_integer
+from theory.problems import PowerLawSpectrum, Spectrum, as_integer, as_real
 from theory.results import FloatArray, IntArray
 
 # Spectra up to this size are kept mode by mode; larger ones keep this many leading modes.
@@ -29,6 +28,8 @@ CROWDING = 4
 INTEGRAL_FROM = 2**25
 # Above this degree the Gauss-Jacobi rule of the far tail would be too large to compute quickly.
 MAX_DEGREE = 4096
+# Largest source exponent of an infinite spectrum, that of the closed forms on a continuous one.
+MAX_ZETA = 1e6
 # Neighbouring eigenvalues that differ by less than this share, a few units in the last place, are one.
 INDISTINGUISHABLE = 2e-15
 
@@ -84,7 +85,8 @@ def _compressed_power_law(spectrum: PowerLawSpectrum, degree: int, leading_modes
     a, b = spectrum.input_exponent, spectrum.teacher_exponent
     amplitude = spectrum.input_scale * spectrum.teacher_scale
     if spectrum.dim is None:
-        zeta = spectrum.zeta  # raises where the label variance of infinitely many modes diverges
+        # Raises where the label variance of infinitely many modes diverges.
+        zeta = as_real("zeta", spectrum.zeta, 0, MAX_ZETA, open_low=True)
         octaves, remaining = _octave_rule(leading_modes, INTEGRAL_FROM, a, degree)
     else:
         octaves, remaining = _octave_rule(leading_modes, spectrum.dim, a, degree)
@@ -150,5 +152,23 @@ def _far_tail_rule(a: float, zeta: float, degree: int) -> tuple[FloatArray, Floa
     """
     edge = (INTEGRAL_FROM + 0.5) ** -a
     nodes = min(degree + 1, _node_count(degree, 2 * degree * np.arcsin(np.sqrt(edge))))
-    x, weights = roots_jacobi(nodes, 0.0, zeta - 1)
-    return edge * (1 + x) / 2, weights * (edge / 2) ** zeta / a
+    x, shares = power_weight_rule(zeta, nodes)
+    return edge * x, edge**zeta / (a * zeta) * shares
+
+
+def power_weight_rule(zeta: float, nodes: int) -> tuple[FloatArray, FloatArray]:
+    r"""Gauss rule of the density :math:`\zeta x^{\zeta-1}` on [0, 1], exact for polynomials of degree < 2 ``nodes``.
+
+    zeta > 0. Returns positions in (0, 1] and shares that sum to 1, each of shape (nodes,). The recurrence is that of
+    Jacobi polynomials with :math:`\beta = \zeta - 1`, written in ζ: in β, as in ``scipy.special.roots_jacobi``, it
+    loses digits as ζ → 0 and overflows from ζ = 1024.
+    Source: Gautschi, Orthogonal Polynomials, table 1.1; used for depth (30) with infinitely many modes.
+    """
+    n = np.arange(1, nodes, dtype=np.float64)
+    below, above = 2 * (n - 1) + zeta, 2 * n + zeta
+    middle = 2 * n - 1 + zeta
+    diagonal = np.concatenate([[zeta / (1 + zeta)], (1 + (zeta - 1) ** 2 / (middle * (middle + 2))) / 2])
+    off_diagonal = n * (n - 1 + zeta) / (middle * np.sqrt(below * above))
+    x, vectors = eigh_tridiagonal(diagonal, off_diagonal)
+    # Rounding may put the lowest node, which holds most of the weight as ζ → 0, below zero.
+    return np.clip(x, np.finfo(np.float64).tiny, 1.0), vectors[0] ** 2

@@ -106,13 +106,14 @@ def square(scale: float = 1.0) -> Activation:
 def activation(name: str, scale: float = 1.0) -> Activation:
     """The activation called exp, 1+tanh, 1+Cx or (1+Cx)^2, with C = scale where it has one.
 
-    Source: multihead Table 1. Raises DomainError for other names.
+    Source: multihead Table 1. Raises DomainError for other names, and for a scale outside (0, 1000], used or not.
     """
+    C = as_real("scale", scale, 0, 1e3, open_low=True)
     makers: dict[str, Callable[[], Activation]] = {
         "exp": exponential,
         "1+tanh": shifted_tanh,
-        "1+Cx": lambda: linear(scale),
-        "(1+Cx)^2": lambda: square(scale),
+        "1+Cx": lambda: linear(C),
+        "(1+Cx)^2": lambda: square(C),
     }
     if name not in makers:
         raise DomainError(f"activation must be one of {', '.join(makers)}, got {name!r}")

@@ -189,8 +189,10 @@ def _log_grid(slope: FloatArray, context: int, step: float) -> tuple[FloatArray,
     centre = -np.where(a < freezing, np.log(L) + a * a / 2, a * freezing)
     # Right end: φ^L < tail. For any y, φ(u) < P(z < -y) + P(z > -y) exp(-e^{u - ay}).
     y = np.linspace(-8, 8, 65)
-    rest = (_TAIL ** (1 / L) - ndtr(-y)) / ndtr(y)
-    high = np.min(np.multiply.outer(a, y[rest > 0]) + np.log(-np.log(rest[rest > 0])), axis=-1)
+    # Written with the complements, which keep their digits where the L-th root of the tail is one to rounding.
+    missing = -np.expm1(np.log(_TAIL) / L) / ndtr(y)
+    y, missing = y[missing < 1], missing[missing < 1]
+    high = np.min(np.multiply.outer(a, y) + np.log(-np.log1p(-missing)), axis=-1)
     # Left end: L (1 - φ) < tail. For any y, 1 - φ(u) < P(z > y) + e^u E[e^{az}; z < y].
     top = -ndtri(_TAIL / L)
     low = np.log(_TAIL / L) - a * a / 2 - log_ndtr(top - a)

@@ -22,6 +22,8 @@ from theory.results import Certified, DomainError, FloatArray
 
 # Beyond this many eigenvalues the first Laguerre function underflows where the last is still large.
 MAX_EIGENVALUES = 300
+# Beyond this size the exponents of Laguerre functions, of the order of it, are all rounding.
+MAX_LARGER_SIZE = 10**17
 # Gauss-Legendre nodes on each panel and panels per oscillation of the highest function.
 _PANEL_NODES = 16
 _PANELS_PER_WAVE = 0.6
@@ -34,10 +36,11 @@ _ROUNDING = 2e-14
 def bayes_risk(task: RegressionTask) -> Certified:
     r"""Exact Bayes risk at finite dimension and context, to 12 digits.
 
-    task: isotropic, with min(dim, context) <= 300; noise >= 0 (at noise 0 the risk is (1 - L/d)_+). For L < d the W of
-    the transpose is used, plus (d-L)/(dσ²) for its null space. The tolerance is the change on refining the panels,
-    plus rounding. Source: beyond the paper; the risk that multihead Theorem 4.2 (iii) compares with.
-    Raises DomainError where the covariance is not the identity or min(dim, context) > 300.
+    task: isotropic, with min(dim, context) <= 300 and max(dim, context) <= 1e17; noise >= 0 (at noise 0 the risk is
+    (1 - L/d)_+). For L < d the W of the transpose is used, plus (d-L)/(dσ²) for its null space. The tolerance is the
+    change on refining the panels, plus rounding. Source: beyond the paper; the risk that multihead Theorem 4.2 (iii)
+    compares with.
+    Raises DomainError where the covariance is not the identity or a size is out of range.
     """
     d, L, noise = _sizes(task)
     if noise == 0:
@@ -55,6 +58,11 @@ def _sizes(task: RegressionTask) -> tuple[int, int, float]:
         raise DomainError(
             f"min(dim, context) must be at most {MAX_EIGENVALUES} for the exact Bayes risk, got "
             f"{min(task.dim, task.context)}; see bayes_risk_limit"
+        )
+    if max(task.dim, task.context) > MAX_LARGER_SIZE:
+        raise DomainError(
+            f"max(dim, context) must be at most {MAX_LARGER_SIZE:.0e} for the exact Bayes risk, got "
+            f"{max(task.dim, task.context)}; see bayes_risk_limit"
         )
     return task.dim, task.context, task.noise
 

@@ -24,7 +24,7 @@ from scipy.special import gammainccinv, gammaincinv
 
 from theory.multihead.attention_moments import single_slope_moments, slope_pair_moments
 from theory.multihead.gauss_rules import discretised_gauss_rule
-from theory.problems import RegressionTask, as_integer
+from theory.problems import MAX_SCALE, RegressionTask, as_integer
 from theory.results import Certified, DomainError, FloatArray, IntArray, PrecisionError
 
 # Lengths of the query beyond which less than this probability lies.
@@ -144,6 +144,9 @@ def _heads(omega: npt.ArrayLike, mu: npt.ArrayLike) -> tuple[FloatArray, FloatAr
     for name, values in (("omega", w), ("mu", m)):
         if not np.isfinite(values).all():
             raise DomainError(f"{name} must be finite, got {float(values[~np.isfinite(values)][0])!r}")
+        if np.abs(values).max(initial=0) > MAX_SCALE:
+            largest = float(values.flat[np.abs(values).argmax()])
+            raise DomainError(f"{name} must lie in [-{MAX_SCALE:g}, {MAX_SCALE:g}], got {largest!r}")
     return w, m
 
 

@@ -10,6 +10,7 @@ import click
 from validate.commands.tools import (
     Number,
     NumberList,
+    busy,
     json_option,
     plot_option,
     print_json,
@@ -32,7 +33,11 @@ DEFAULT_DEPTHS = "1,2,4,8,16,32,64"
 @spectrum_options
 @click.option("--dim", type=Number(), help="Number of modes, up to 10^18; infinitely many where left out.")
 @click.option(
-    "--depths", type=NumberList(), default=DEFAULT_DEPTHS, show_default=True, help="Increasing layer counts."
+    "--depths",
+    type=NumberList(),
+    default=DEFAULT_DEPTHS,
+    show_default=True,
+    help="Increasing layer counts, 1 to 4096.",
 )
 @click.option("--modes", type=NumberList(), help="Modes whose normalised losses to show; needs --dim.")
 @plot_option
@@ -52,9 +57,10 @@ def exponent(
     """
     from validate.predictions import exponent_prediction, mode_prediction
 
-    prediction = exponent_prediction(input_exponent, teacher_exponent, dim, depths)
-    if modes is not None:
-        prediction["modes"] = mode_prediction(input_exponent, teacher_exponent, dim, depths, modes)
+    with busy("computing risks"):  # minutes beyond depth 1000, whose cost grows as the third power of the depth
+        prediction = exponent_prediction(input_exponent, teacher_exponent, dim, depths)
+        if modes is not None:
+            prediction["modes"] = mode_prediction(input_exponent, teacher_exponent, dim, depths, modes)
     if plot is not None:
         from validate.figures.predictions import exponent_plot
 
@@ -112,7 +118,9 @@ def exponent(
     show_default=True,
     help="Floor of linear attention, or mean-field floor of softmax attention with infinitely many layers.",
 )
-@click.option("--degree", type=Number(), default=8, show_default=True, help="Degree of the covariance polynomial.")
+@click.option(
+    "--degree", type=Number(), default=8, show_default=True, help="Degree of the covariance polynomial (linear)."
+)
 @click.option("--rel-error", type=Number(), default=0.01, show_default=True, help="Relative standard error to reach.")
 @click.option("--seed", type=Number(), default=0, show_default=True, help="Seed of the sampled floor.")
 @click.option("--max-contexts", type=Number(), default=10**6, show_default=True, help="Most contexts to draw.")

@@ -121,7 +121,7 @@ def icl_risk(dim: int, context: int, noise: float, plot: Path | None, as_json: b
     show_default=True,
     help="Normalised activation; others than exp with two heads.",
 )
-@click.option("--scale", type=Number(), default=1.0, show_default=True, help="The constant C of the activation.")
+@click.option("--scale", type=Number(), default=1.0, show_default=True, help="The constant C of 1+Cx and (1+Cx)^2.")
 @json_option
 def optimum(dim: int, context: int, noise: float, heads: int, activation: str, scale: float, as_json: bool) -> None:
     """The heads with the least exact risk, with a certificate of stationarity.
@@ -129,9 +129,12 @@ def optimum(dim: int, context: int, noise: float, heads: int, activation: str, s
     Example:  attnlaws optimum --dim 5 --context 40 --noise 0.1 --heads 2
     """
     from theory.problems import RegressionTask, as_integer
+    from theory.results import DomainError
     from validate.multihead_predictions import optimum_prediction
 
     task = RegressionTask(dim, context, noise)
+    if "C" not in activation and scale != 1:
+        raise DomainError(f"scale must be 1 for {activation}, which has no constant C, got {scale!r}")
     with busy("searching for the best heads"):
         prediction = optimum_prediction(task, as_integer("heads", heads, 1, 4), activation, scale)
     if as_json:

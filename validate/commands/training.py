@@ -17,7 +17,9 @@ from validate.commands.tools import Number, json_option, print_json, print_lines
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
+    from sim.divergence import Diverged
     from sim.training import TrainingConfig, TrainingResult
+    from theory.results import Estimate
 
 ENDING = ".toml"
 
@@ -57,7 +59,7 @@ def train(
 
     require_torch()
     try:
-        with _named_damage(), progress_bar(f"training {len(configs)} run{'s' * (len(configs) > 1)}") as progress:
+        with _named_findings(), progress_bar(f"training {len(configs)} run{'s' * (len(configs) > 1)}") as progress:
             results = train_many(configs, default_workers() if workers is None else workers, out, progress, scheduler)
     except KeyboardInterrupt:
         click.echo("attnlaws: the same command goes on from the last checkpoints", err=True)
@@ -84,7 +86,8 @@ def read_configs(path: Path | None, preset: str | None) -> list[TrainingConfig]:
     else:
         content = path.read_bytes()
     try:
-        table = tomllib.loads(content.decode())
+        # TOML knows no byte order mark, but editors write one.
+        table = tomllib.loads(content.decode("utf-8-sig"))
     except ValueError as failure:
         raise DomainError(f"{path} must be a TOML file: {failure}") from None
     return sweep_configs(table)
@@ -106,9 +109,17 @@ def results_table(results: Sequence[TrainingResult], folders: Sequence[Path]) ->
     for result, setting, folder in zip(results, differences([one.config for one in results]), folders, strict=True):
         for member, seed in enumerate(result.config.seeds):
             values = [result.measured[name][member] if name in result.measured else None for name in names]
-            texts = ["" if one is None else f"{one.value:.6g} ± {one.stderr:.2g}" for one in values]
+            texts = [_measured_text(one) for one in values]
             table.add_row(setting, str(seed), str(result.steps), *texts, str(folder))
     return table
+
+
+def _measured_text(one: Estimate | Diverged | None) -> str:
+    from sim.divergence import Diverged
+
+    if one is None:
+        return ""
+    return f"diverged, step {one.step}" if isinstance(one, Diverged) else f"{one.value:.6g} ± {one.stderr:.2g}"
 
 
 def differences(configs: Sequence[TrainingConfig]) -> list[str]:
@@ -132,16 +143,17 @@ def _leaves(content: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]
 
 
 @contextmanager
-def _named_damage() -> Iterator[None]:
-    """Say in one sentence which damaged files were found."""
-    from sim.runs import CheckpointWarning
+def _named_findings() -> Iterator[None]:
+    """Say in one sentence each which damaged files and which runs of other code were found."""
+    from sim.sweep import PASSED_ON
 
     with warnings.catch_warnings():
-        warnings.simplefilter("always", CheckpointWarning)
+        for category in PASSED_ON:
+            warnings.simplefilter("always", category)
         usual = warnings.showwarning
 
         def show(message: Any, category: type[Warning], *rest: Any) -> None:
-            if issubclass(category, CheckpointWarning):
+            if issubclass(category, PASSED_ON):
                 click.echo(f"attnlaws: {message}", err=True)
             else:
                 usual(message, category, *rest)

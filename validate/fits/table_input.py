@@ -173,7 +173,10 @@ def _read_text(path: Path, content: bytes) -> tuple[DataFrame, list[str]]:
     if header.count('"') % 2:
         raise DomainError(f"the header of {str(path)!r} has an open quotation mark")
     delimiter = _delimiter(lines[number - 1 : number + 20])
-    names = next(csv.reader([header.strip()], delimiter=delimiter, skipinitialspace=True))
+    try:
+        names = next(csv.reader([header.strip()], delimiter=delimiter, skipinitialspace=True))
+    except csv.Error as failure:  # a cell beyond the limit of the reader
+        raise DomainError(f"the header of {str(path)!r} is no line of column names: {failure}") from None
     if any(isinstance(_number(name), float) for name in names):
         raise DomainError(f"the first line of {str(path)!r} must name the columns, got {header.strip()!r}")
     try:

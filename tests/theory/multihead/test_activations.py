@@ -143,6 +143,7 @@ def test_names():
     ("call", "message"),
     [
         (lambda: act.activation("relu"), "activation must be one of exp, 1"),
+        (lambda: act.activation("exp", np.nan), "scale must be a finite number"),
         (lambda: act.activation_risk(TASK, act.linear(), 0.2, 1.0), "normaliser vanishes"),
         (lambda: act.activation_risk(TASK, act.exponential(), 0.0, 1.0), "gamma must be"),
         (lambda: act.activation_risk(RegressionTask(5, 4, 0.1), act.exponential(), 0.1, 1.0), "at least 5"),

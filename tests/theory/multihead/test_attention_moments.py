@@ -53,13 +53,23 @@ def test_context_two_is_one_integral(a, b):
     assert f3 == pytest.approx(expected[1], abs=1e-11 * (1 + abs(expected[1])))
 
 
+@pytest.mark.parametrize("context", [10**9, 10**14, 10**18])
+def test_long_contexts_are_gaussian_integrals(context):
+    """To leading order f_2 = ab and f_3 = exp(ab)/L: with so many tokens the normaliser does not fluctuate."""
+    for a, b in ((0.3, -0.2), (0.5, 0.4)):
+        f2, f3 = slope_pair_moments(one(a), one(b), context)[:, 0, 0]
+        # Corrections are a few times 1/L; the rest is the stated error.
+        assert f2 == pytest.approx(a * b, abs=10 / context + 1e-11)
+        assert f3 * context == pytest.approx(np.exp(a * b), rel=10 / context + 1e-11)
+
+
 @pytest.mark.parametrize(("a", "b"), [(0.3, -0.3), (0.5, 0.4), (0.2, 0.6)])
 def test_context_three_by_hermite_rules(a, b):
     # Gauss-Hermite with 60 nodes has itself 1e-11 at these slopes.
     np.testing.assert_allclose(slope_pair_moments(one(a), one(b), 3)[:, 0, 0], three_tokens(a, b), atol=1e-11)
 
 
-@pytest.mark.parametrize("context", [2, 3, 40, 1000, 100_000])
+@pytest.mark.parametrize("context", [2, 3, 40, 1000, 100_000, 10**18])
 @pytest.mark.parametrize(("a", "b"), SLOPES)
 def test_halving_all_steps_changes_nothing(context, a, b):
     base = slope_pair_moments(one(a), one(b), context)[:, 0, 0]

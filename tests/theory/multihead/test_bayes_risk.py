@@ -92,11 +92,21 @@ def test_both_parities_continue_each_other():
     assert np.abs(np.diff(values, 4)).max() < 1e-8
 
 
+@pytest.mark.parametrize("sizes", [(5, 10**12), (5, 10**17), (10**17, 5), (10**15, 300)])
+def test_very_unequal_sizes_approach_the_limit(sizes):
+    # The correction to the proportional limit is of the order of the square of the small ratio of sizes.
+    risk = bayes_risk(task(*sizes, 0.1))
+    assert risk.value == pytest.approx(float(bayes_risk_limit(sizes[0] / sizes[1], 0.1)), rel=1e-14)
+
+
 def test_noise_zero_and_bad_input():
     assert bayes_risk(task(5, 3, 0)).value == pytest.approx(0.4, rel=1e-15)
     assert bayes_risk(task(5, 5, 0)).value == 0
     with pytest.raises(DomainError, match=r"min\(dim, context\) must be at most 300"):
         bayes_risk(task(301, 301, 0.1))
+    for sizes in ((5, 10**18), (10**18, 5)):
+        with pytest.raises(DomainError, match=r"max\(dim, context\) must be at most 1e\+17"):
+            bayes_risk(task(*sizes, 0.1))
     with pytest.raises(DomainError, match="covariance must be None"):
         bayes_risk(RegressionTask(1, 5, 0.1, ((2.0,),)))
     with pytest.raises(DomainError, match=r"ratio must be finite and > 0, got 0\.0"):

@@ -291,7 +291,13 @@ def test_orders_of_coefficients():
 
 @pytest.mark.parametrize(
     ("omega", "mu", "message"),
-    [([0.1, 0.2], [1.0], "one number per head"), ([], [], "one number"), ([np.nan], [1.0], "omega must be finite")],
+    [
+        ([0.1, 0.2], [1.0], "one number per head"),
+        ([], [], "one number"),
+        ([np.nan], [1.0], "omega must be finite"),
+        ([0.1], [-1e101], r"mu must lie in \[-1e\+100, 1e\+100\], got -1e\+101"),
+        ([1e300], [1.0], "omega must lie in"),
+    ],
 )
 def test_bad_heads(omega, mu, message):
     with pytest.raises(DomainError, match=message):
