@@ -1,10 +1,10 @@
 """A training run on disk: one folder, named by the hash of its configuration, that survives kill -9 at any moment.
 
 A folder holds ``config.json``, ``metrics.parquet`` (the history so far), ``checkpoint.pt`` with its predecessor
-``checkpoint.previous.pt``, and ``result.json`` once the run is measured. Every file is written whole under another
-name, flushed to disk and renamed into place. A checkpoint begins with a line that holds the SHA-256 of the rest, and
-is read without executing anything in it. ``lock`` is held by the process that trains the folder; the operating system
-frees it when that process ends, however it ends.
+``checkpoint.previous.pt``, ``result.json`` once the run is measured, and ``snapshots`` where they are kept. Every file
+is written whole under another name, flushed to disk and renamed into place. A checkpoint begins with a line that holds
+the SHA-256 of the rest, and is read without executing anything in it. ``lock`` is held by the process that trains the
+folder; the operating system frees it when that process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sim.files import replace_file
 from theory.results import AttnlawsError, DomainError
 
@@ -32,6 +34,7 @@ RESULT = "result.json"
 CHECKPOINT = "checkpoint.pt"
 PREVIOUS = "checkpoint.previous.pt"
 LOCK = "lock"
+SNAPSHOTS = "snapshots"
 REFUSED = ".refused"
 MAGIC = b"attnlaws checkpoint 1 "
 HASH_DIGITS = 16
@@ -135,6 +138,8 @@ class RunFolder:
         for name in (CONFIG, METRICS, RESULT, CHECKPOINT):
             for path in self.path.glob(f".{name}.*"):
                 path.unlink(missing_ok=True)
+        for path in (self.path / SNAPSHOTS).glob(".*"):
+            path.unlink(missing_ok=True)
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write config.json where it is not there. Raises DomainError where it is that of another run."""
@@ -158,6 +163,12 @@ class RunFolder:
         if latest.exists():
             os.replace(latest, self.path / PREVIOUS)
         write_durably(latest, content)
+
+    def write_snapshot(self, step: int, arrays: Mapping[str, Any]) -> None:
+        """Write the parameters after ``step`` steps, for `sim.snapshots`."""
+        buffer = io.BytesIO()
+        np.savez(buffer, **arrays)
+        write_durably(self.path / SNAPSHOTS / f"{step}.npz", buffer.getvalue())
 
     def read_checkpoint(self) -> State | None:
         """The latest good state, or ``None``. Bad files are renamed, with a `CheckpointWarning` that names them."""
@@ -248,11 +259,12 @@ def metrics_bytes(columns: Mapping[str, Sequence[Any]], identity: str, steps: in
 def read_metrics(path: Path) -> tuple[dict[str, list[Any]], dict[str, Any]]:
     """Columns of a metrics file, and what it says of itself: ``run``, ``steps`` done and ``complete``.
 
-    Source: no equation.
+    May be called while the run goes on. Source: no equation.
     """
     import pyarrow.parquet
 
-    table = pyarrow.parquet.read_table(path)
+    # Read in one go: Arrow opens a path twice, and the file may be replaced in between.
+    table = pyarrow.parquet.read_table(io.BytesIO(path.read_bytes()))
     return table.to_pydict(), json.loads(table.schema.metadata[b"attnlaws"])
 
 

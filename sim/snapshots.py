@@ -1,25 +1,21 @@
 """Parameters along a training run: kept at every entry of the history, beside the run's other files.
 
-A snapshot is read from the checkpoint that the loop has just written, so that it survives what the run survives: an
-interrupted run goes on from its last checkpoint and keeps the snapshots it has.
+Each is written before the checkpoint of its step, so that it survives what the run survives: an interrupted run goes
+on from its last checkpoint and has all snapshots up to there.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from sim.runs import CHECKPOINT, checkpoint_state, write_durably
+from sim.runs import SNAPSHOTS
 from sim.streams import stream
 from sim.training import TrainingConfig, TrainingResult, run_folder, train
 from theory.results import DomainError, FloatArray, IntArray
-
-SNAPSHOTS = "snapshots"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +28,10 @@ class Snapshots:
     steps: IntArray
     parameters: dict[str, FloatArray] = field(repr=False)
 
+    def of_members(self, members: Sequence[int]) -> Snapshots:
+        """Those of some members only. Source: no equation."""
+        return Snapshots(self.steps, {name: values[:, list(members)] for name, values in self.parameters.items()})
+
 
 def train_with_snapshots(
     config: TrainingConfig, folder: Path, progress: Callable[[int, float], None] | None = None
@@ -41,30 +41,25 @@ def train_with_snapshots(
     folder: where runs are kept; a finished run is only read. Raises DomainError where a run in it has passed steps
     without snapshots, as `train` alone leaves it. Source: no equation.
     """
-    checkpointed = dataclasses.replace(config, checkpoint_every=config.history_every)
-    run, identity = run_folder(folder, checkpointed), checkpointed.identity()
-
-    def keep(step: int, loss: float) -> None:
-        state = checkpoint_state(run / CHECKPOINT, identity)
-        buffer = io.BytesIO()
-        np.savez(buffer, **{name: value.numpy() for name, value in state["model"].items()})
-        write_durably(run / SNAPSHOTS / f"{step}.npz", buffer.getvalue())
-        if progress is not None:
-            progress(step, loss)
-
-    result = train(checkpointed, folder, keep)
-    return result, _read(config, result, run / SNAPSHOTS)
+    result = train(config, folder, progress, snapshots=True)
+    return result, read_snapshots(result, folder)
 
 
-def _read(config: TrainingConfig, result: TrainingResult, folder: Path) -> Snapshots:
+def read_snapshots(result: TrainingResult, folder: Path) -> Snapshots:
+    """The snapshots of a run that was trained with them below ``folder``.
+
+    Members that diverged hold what the loop left of them, NaN among it. Raises DomainError where the run has passed
+    steps without snapshots. Source: no equation.
+    """
+    config, own = result.config, run_folder(folder, result.config) / SNAPSHOTS
     model = config.experiment.initial([stream(seed, "initial weights") for seed in config.seeds])
     rows = [{name: value.detach().numpy() for name, value in model.state_dict().items()}]
     steps = [0]
     for step, _ in result.history:
-        path = folder / f"{step}.npz"
+        path = own / f"{step}.npz"
         if not path.exists():
             raise DomainError(
-                f"a run must be trained with snapshots from its first step, got none of step {step} in {folder}: "
+                f"a run must be trained with snapshots from its first step, got none of step {step} in {own}: "
                 "give it a folder of its own"
             )
         with np.load(path) as arrays:

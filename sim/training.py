@@ -13,6 +13,7 @@ import math
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +24,9 @@ import numpy as np
 
 from sim.contexts import SampleSize, estimate_from_chunks
 from sim.convergence import Convergence, has_converged
+from sim.divergence import Diverged
 from sim.experiments.base import Experiment, Loss, checked_fields, experiment_from_json, plain
+from sim.origin import UNKNOWN, OtherCodeWarning, distribution_version, source_digest
 from sim.runs import HASH_DIGITS, RunFolder, State, content_hash, opened_run
 from sim.streams import MAX_SEED, stream
 from theory.problems import as_integer, as_real
@@ -33,7 +36,6 @@ from theory.results import (
     Estimate,
     FloatArray,
     MissingDependencyError,
-    PrecisionError,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ Schedule = Literal["cosine", "constant"]
 Precision = Literal["float32", "float64"]
 Device = Literal["auto", "cpu", "cuda"]
 Progress = Callable[[int, float], None]
+# A step, and the mean training loss of each member since the entry before.
+HistoryEntry = tuple[int, tuple[float | None, ...]]
 
 MATMUL_PRECISION = "highest"
 MAX_STEPS = 10**8
@@ -180,7 +184,10 @@ def _check_type(name: str, value: object, kind: type) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """What the bits of a run depend on besides its config: types, matmul precision, threads, device and versions."""
+    """What the bits of a run depend on besides its config: types, matmul precision, threads, device, versions, code.
+
+    attnlaws_version, source: of the distribution, and a digest of the source files, see `sim.origin`.
+    """
 
     training_dtype: str
     evaluation_dtype: str
@@ -189,23 +196,31 @@ class Numerics:
     device: str
     torch_version: str
     numpy_version: str
+    attnlaws_version: str = UNKNOWN
+    source: str = UNKNOWN
+
+
+# What `Numerics` tell of the code that made a run, and what to call it.
+CODE = {"attnlaws_version": "attnlaws", "source": "source", "torch_version": "torch", "numpy_version": "numpy"}
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
     """Trained members and their measured quantities, losses in units of the squared labels.
 
-    measured: name -> estimates, one per member; what there is depends on the experiment, ``loss`` is always there.
-    chunks: name -> means over each chunk of contexts, by member, for paired comparisons of runs. parameters: name ->
-    array whose first axis counts members. history: (step, mean training loss of each member since the entry before).
+    measured: name -> estimates, one per member; what there is depends on the experiment, ``loss`` is always there. In
+    place of the estimates of a member whose loss stopped being finite stands what happened, see `Diverged`.
+    chunks: name -> means over each chunk of contexts, by member, for paired comparisons of runs; of members that
+    diverged, empty. parameters: name -> array whose first axis counts members, NaN for those that diverged. history:
+    (step, mean training loss of each member since the entry before, ``None`` once it diverged).
     steps: done; converged: whether the convergence rule ended them. earlier_numerics: those under which earlier parts
     of a resumed run were trained, where they differ. seconds: wall time of training and of evaluation.
     """
 
     config: TrainingConfig
-    measured: dict[str, tuple[Estimate, ...]]
+    measured: dict[str, tuple[Estimate | Diverged, ...]]
     chunks: dict[str, tuple[tuple[float, ...], ...]] = field(repr=False)
-    history: tuple[tuple[int, tuple[float, ...]], ...] = field(repr=False)
+    history: tuple[HistoryEntry, ...] = field(repr=False)
     steps: int
     converged: bool
     numerics: Numerics
@@ -214,15 +229,47 @@ class TrainingResult:
     seconds: tuple[float, float] = field(compare=False)
 
     def estimate(self, name: str, member: int = 0) -> Estimate:
-        """A measured quantity of a member. Raises DomainError where it was not measured. Source: no equation."""
+        """A measured quantity of a member. Raises DomainError where it was not measured, DivergedError where the loss
+        of the member stopped being finite. Source: no equation.
+        """
         if name not in self.measured:
             raise DomainError(f"name must be one of {', '.join(self.measured)}, got {name!r}")
-        return self.measured[name][as_integer("member", member, 0, self.config.members - 1)]
+        found = self.measured[name][as_integer("member", member, 0, self.config.members - 1)]
+        if isinstance(found, Diverged):
+            raise found.error()
+        return found
 
     @property
     def loss(self) -> Estimate:
         """Loss of the first member."""
         return self.estimate("loss")
+
+    @property
+    def diverged(self) -> dict[int, Diverged]:
+        """Members whose loss stopped being finite, by their number."""
+        return {member: one for member, one in enumerate(self.measured["loss"]) if isinstance(one, Diverged)}
+
+    def without_diverged(self) -> TrainingResult:
+        """The members that did not diverge as a result of their own, with their seeds only; this one if all are left.
+
+        Source: no equation.
+        """
+        failed = self.diverged
+        if not failed:
+            return self
+        kept = [member for member in range(self.config.members) if member not in failed]
+
+        def of_kept(rows: Sequence[Any]) -> tuple[Any, ...]:
+            return tuple(rows[member] for member in kept)
+
+        return dataclasses.replace(
+            self,
+            config=dataclasses.replace(self.config, seeds=of_kept(self.config.seeds)),
+            measured={name: of_kept(row) for name, row in self.measured.items()},
+            chunks={name: of_kept(row) for name, row in self.chunks.items()},
+            history=tuple((step, of_kept(losses)) for step, losses in self.history),
+            parameters={name: value[kept] for name, value in self.parameters.items()},
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Measured numbers and how they came about, without parameters and history. Source: no equation."""
@@ -243,74 +290,66 @@ def train(
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
     lock_wait: float = 0.0,
+    *,
+    snapshots: bool = False,
 ) -> TrainingResult:
     """Train one ensemble and measure it.
 
     The same config gives the same bits on the same machine. folder: where runs are kept; the run has a folder of its
-    own in it, see `run_folder`, goes on from its last checkpoint, and is only read where it is finished.
+    own in it, see `run_folder`, goes on from its last checkpoint, and is only read where it is finished; where other
+    code made it, an `OtherCodeWarning` says so.
     ``progress(step, loss)`` is called at each entry of the history with the mean loss of the members. stop: asked
     after each step; when it says so, a checkpoint is written and TrainingStopped raised. lock_wait: seconds to wait
-    for another process that trains the same run.
+    for another process that trains the same run. snapshots: keep the parameters at each entry of the history in the
+    folder, see `sim.snapshots`.
 
-    Raises PrecisionError where the loss stops being finite, MissingDependencyError without torch, RunLockedError
-    where another process trains the run. Source: depth section 2.2, (12).
+    A member whose loss stops being finite is named in the result, and the others go on. Raises DivergedError, which is
+    a PrecisionError, where that happens to all members, MissingDependencyError without torch, RunLockedError where
+    another process trains the run. Source: depth section 2.2, (12).
     """
     require_torch()
-    with _ONE_RUN_PER_PROCESS, _one_precise_thread(config):
+    check_snapshots(folder, snapshots)
+    with one_precise_run(config.device):
         if folder is None:
-            return _train(config, None, progress, stop)
+            return _train(Training(config), progress, stop)
         with opened_run(Path(folder), config.to_json(), config.identity(), lock_wait) as run:
-            return _train(config, run, progress, stop)
+            return _train(Training(config, run, snapshots), progress, stop)
 
 
-def _train(
-    config: TrainingConfig, run: RunFolder | None, progress: Progress | None, stop: Callable[[], bool] | None
-) -> TrainingResult:
-    training = _Training(config)
-    saved = None if run is None else run.read_checkpoint()
-    if saved is not None:
-        training.restore(saved)
-    if run is not None and training.finished:
-        found = run.read_result()
-        if found is not None:
-            return training.result(found)
+def check_snapshots(folder: Path | None, snapshots: bool) -> None:
+    """Raises DomainError for snapshots without a folder to keep them in. Source: validation; no equation."""
+    if snapshots and folder is None:
+        raise DomainError("folder must be given where snapshots are kept, got None")
+
+
+def _train(training: Training, progress: Progress | None, stop: Callable[[], bool] | None) -> TrainingResult:
+    found = training.resume()
+    if found is not None:
+        return training.result(found)
     while not training.finished:
         training.advance()
-        entry = training.step % config.history_every == 0 or training.finished
-        if entry:
-            training.add_history()
         stopping = stop is not None and not training.finished and stop()
-        if run is not None and (stopping or training.finished or training.step % config.checkpoint_every == 0):
-            _save(training, run)
-        if entry and progress is not None:
-            progress(training.step, math.fsum(training.history[-1][1]) / config.members)
+        training.keep(stopping, progress)
         if stopping:
-            kept = "run it again to go on from there" if run is not None else "nothing was kept"
-            raise TrainingStopped(f"training was stopped at step {training.step} of {config.steps}: {kept}")
-    content = training.measure()
-    if run is not None:
-        run.write_metrics(training.metrics(), training.step, complete=True)
-        run.write_result(content)
-    return training.result(content)
+            raise training.stopped()
+    return training.finish()
 
 
-def _save(training: _Training, run: RunFolder) -> None:
-    run.write_checkpoint(training.state())
-    run.write_metrics(training.metrics(), training.step, complete=training.finished)
+class Training:
+    """A run in progress: model, optimiser, and what has been seen so far.
 
+    config: of the run; run: its folder, if any; snapshots: whether parameters are kept there along the way. For the
+    loops of `train` and of `sim.together`. Source: no equation.
+    """
 
-class _Training:
-    """A run in progress: model, optimiser, and what has been seen so far."""
-
-    def __init__(self, config: TrainingConfig) -> None:
+    def __init__(self, config: TrainingConfig, run: RunFolder | None = None, snapshots: bool = False) -> None:
         import torch
 
-        self.config = config
+        self.config, self.run, self.snapshots = config, run, snapshots
         self.device = resolved_device(config.device)
         self.dtype = getattr(torch, config.dtype)
         experiment = config.experiment
-        generators = [stream(seed, "initial weights") for seed in config.seeds]
-        self.model = experiment.initial(generators).to(self.device, self.dtype)
+        self.model = self._initial(config.seeds).to(self.device, self.dtype)
         groups = [{"lr": config.learning_rate, **group} for group in experiment.parameter_groups(self.model)]
         self.optimiser = torch.optim.Adam(groups, lr=config.learning_rate, betas=config.betas)
         self.loss_function: Callable[..., Tensor] = experiment.loss
@@ -320,7 +359,8 @@ class _Training:
         self.earlier_numerics: list[Numerics] = []
         self.step = 0
         self.converged = False
-        self.history: list[tuple[int, tuple[float, ...]]] = []
+        self.history: list[HistoryEntry] = []
+        self.diverged: dict[int, Diverged] = {}
         # Losses of steps by member: since the last entry of the history, first ones, and those of two windows.
         self.since_entry: list[list[float]] = []
         self.first: list[list[float]] = []
@@ -328,10 +368,50 @@ class _Training:
         self.zero_losses: FloatArray | None = None
         self.seconds = 0.0
 
+    def _initial(self, seeds: Sequence[int]) -> nn.Module:
+        return self.config.experiment.initial([stream(seed, "initial weights") for seed in seeds])
+
     @property
     def finished(self) -> bool:
         """Whether no step is left to do."""
         return self.converged or self.step >= self.config.steps
+
+    @property
+    def _left(self) -> list[int]:
+        """Members that have not diverged."""
+        return [member for member in range(self.config.members) if member not in self.diverged]
+
+    def resume(self) -> dict[str, Any] | None:
+        """Go on from the last checkpoint, if any; what the run has measured, where it is finished."""
+        saved = None if self.run is None else self.run.read_checkpoint()
+        if self.run is None or saved is None:
+            return None
+        now = self.numerics
+        self.restore(saved)
+        found = self.run.read_result() if self.finished else None
+        made_by = [Numerics(**one) for one in saved["numerics"]]
+        if found is not None and "numerics" in found:
+            made_by.append(Numerics(**found["numerics"]))
+        self._tell_of_other_code(made_by, now, finished=found is not None)
+        return found
+
+    def _tell_of_other_code(self, made_by: Sequence[Numerics], now: Numerics, *, finished: bool) -> None:
+        assert self.run is not None
+        for made in made_by:
+            differences = [
+                f"{title} {getattr(made, name)}, now {getattr(now, name)}"
+                for name, title in CODE.items()
+                if getattr(made, name) != getattr(now, name)
+            ]
+            if differences:
+                used = "it is used as it is" if finished else f"it goes on from step {self.step}"
+                warnings.warn(
+                    f"the run in {self.run.path} was made by other code ({'; '.join(differences)}) and {used}: remove "
+                    "the folder, or name another one, to train it anew",
+                    OtherCodeWarning,
+                    stacklevel=5,
+                )
+                return
 
     def advance(self) -> None:
         """One step of Adam on the batch of this step."""
@@ -339,38 +419,44 @@ class _Training:
 
         started = time.perf_counter()
         config = self.config
-        for group in self.optimiser.param_groups:
-            group["lr"] = group["factor"] * learning_rate_at(config, self.step)
-        losses = self.loss_function(self.model, self._batch("training contexts", self.step), config.loss)
+        self.set_learning_rate(self.step)
+        losses = self.loss_function(self.model, self.batch("training contexts", self.step), config.loss)
         self.optimiser.zero_grad()
         torch.autograd.backward(losses.sum())
         self.optimiser.step()
-        self.step += 1
-        values: list[float] = losses.tolist()
-        self._check_finite(values)
-        self.since_entry.append(values)
-        if config.stop_when_converged is not None:
-            self._watch(values, config.stop_when_converged)
+        self.record(losses.tolist())
         self.seconds += time.perf_counter() - started
 
-    def _batch(self, name: str, index: int) -> tuple[Tensor, ...]:
-        config = self.config
-        generators = [stream(seed, name, index) for seed in config.seeds]
-        return self._tensors(config.experiment.sample(generators, config.batch, config.loss), self.dtype)
+    def set_learning_rate(self, step: int) -> None:
+        """Set the learning rates of a step."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = group["factor"] * learning_rate_at(self.config, step)
 
-    def _tensors(self, arrays: tuple[FloatArray, ...], dtype: Any) -> tuple[Tensor, ...]:
+    def batch(self, name: str, index: int) -> tuple[Tensor, ...]:
+        """The batch of a stream's index, for all members."""
         import torch
 
+        config = self.config
+        generators = [stream(seed, name, index) for seed in config.seeds]
+        arrays = config.experiment.sample(generators, config.batch, config.loss)
         # torch.tensor copies, so that alignment and hence the bits do not depend on where NumPy put the array.
-        return tuple(torch.tensor(array, dtype=dtype, device=self.device) for array in arrays)
+        return tuple(torch.tensor(array, dtype=self.dtype, device=self.device) for array in arrays)
 
-    def _check_finite(self, losses: list[float]) -> None:
-        for seed, loss in zip(self.config.seeds, losses, strict=True):
-            if not math.isfinite(loss):
-                raise PrecisionError(
-                    f"the loss must stay finite, got {loss} at step {self.step} with seed {seed}: lower "
-                    f"learning_rate, {self.config.learning_rate:g}"
-                )
+    def record(self, losses: list[float]) -> None:
+        """Count a step that was done, with the losses of the members before it."""
+        self.step += 1
+        self._note_diverged(losses)
+        self.since_entry.append(losses)
+        if self.config.stop_when_converged is not None:
+            self._watch(losses, self.config.stop_when_converged)
+
+    def _note_diverged(self, losses: list[float]) -> None:
+        for member, loss in enumerate(losses):
+            if not math.isfinite(loss) and member not in self.diverged:
+                config = self.config
+                self.diverged[member] = Diverged(config.seeds[member], self.step, str(loss), config.learning_rate)
+        if len(self.diverged) == self.config.members:
+            raise max(self.diverged.values(), key=lambda one: one.step).error()
 
     def _watch(self, losses: list[float], rule: Convergence) -> None:
         if len(self.first) < FIRST_STEPS:
@@ -378,8 +464,9 @@ class _Training:
         self.recent.append(losses)
         if len(self.recent) < 2 * rule.window:
             return
-        windows = np.array(self.recent)
-        self.converged = has_converged(windows[: rule.window], windows[rule.window :], self._reference(), rule)
+        windows, left = np.array(self.recent)[:, self._left], self._left
+        reference = self._reference()[left]
+        self.converged = has_converged(windows[: rule.window], windows[rule.window :], reference, rule)
         self.recent = self.recent[rule.window :]
 
     def _reference(self) -> FloatArray:
@@ -392,19 +479,59 @@ class _Training:
     def _zero_losses(self) -> FloatArray:
         losses = []
         for index in range(ZERO_LOSS_BATCHES):
-            found = self.config.experiment.zero_loss(self._batch("zero loss", index), self.config.loss)
+            found = self.config.experiment.zero_loss(self.batch("zero loss", index), self.config.loss)
             if found is None:
                 return np.full(self.config.members, np.inf)
             losses.append(found.tolist())
         means: FloatArray = np.mean(losses, axis=0)
         return means
 
-    def add_history(self) -> None:
+    @property
+    def at_entry(self) -> bool:
+        """Whether the step that was done ends an entry of the history."""
+        return self.step % self.config.history_every == 0 or self.finished
+
+    def saves(self, stopping: bool) -> bool:
+        """Whether `keep` will write the model."""
+        due = self.step % self.config.checkpoint_every == 0 or (self.snapshots and self.at_entry)
+        return self.run is not None and (stopping or self.finished or due)
+
+    def keep(self, stopping: bool, progress: Progress | None) -> None:
+        """After a step: an entry of the history, snapshot and checkpoint where they are due, and the caller's say."""
+        if self.at_entry:
+            self._add_history()
+        if self.run is not None and self.saves(stopping):
+            # Before the checkpoint, which must never be past a snapshot that is not there.
+            if self.snapshots and self.at_entry:
+                self.run.write_snapshot(self.step, self._arrays())
+            self.run.write_checkpoint(self.state())
+            self.run.write_metrics(self.metrics(), self.step, complete=self.finished)
+        if self.at_entry and progress is not None:
+            losses = [loss for loss in self.history[-1][1] if loss is not None]
+            progress(self.step, math.fsum(losses) / len(losses))
+
+    def _add_history(self) -> None:
         """An entry of the history: the mean loss of each member since the entry before."""
         unit, count = self.config.experiment.unit(), len(self.since_entry)
-        means = tuple(unit * math.fsum(losses) / count for losses in zip(*self.since_entry, strict=True))
+        means = tuple(
+            None if member in self.diverged else unit * math.fsum(losses) / count
+            for member, losses in enumerate(zip(*self.since_entry, strict=True))
+        )
         self.history.append((self.step, means))
         self.since_entry.clear()
+
+    def stopped(self) -> TrainingStopped:
+        """The error that says where the run was stopped."""
+        kept = "run it again to go on from there" if self.run is not None else "nothing was kept"
+        return TrainingStopped(f"training was stopped at step {self.step} of {self.config.steps}: {kept}")
+
+    def finish(self) -> TrainingResult:
+        """Measure what was trained, and write it."""
+        content = self.measure()
+        if self.run is not None:
+            self.run.write_metrics(self.metrics(), self.step, complete=True)
+            self.run.write_result(content)
+        return self.result(content)
 
     def metrics(self) -> dict[str, list[Any]]:
         """The history as columns, one row per step and member; seeds as text, as they may have 128 bits."""
@@ -418,7 +545,7 @@ class _Training:
 
     def state(self) -> State:
         """All that a resumed run needs, in tensors and plain values."""
-        return {
+        state = {
             "step": self.step,
             "converged": self.converged,
             "model": self.model.state_dict(),
@@ -430,6 +557,9 @@ class _Training:
             "numerics": [dataclasses.asdict(one) for one in (*self.earlier_numerics, self.numerics)],
             "seconds": self.seconds,
         }
+        if self.diverged:
+            state["diverged"] = {member: dataclasses.asdict(one) for member, one in self.diverged.items()}
+        return state
 
     def restore(self, state: State) -> None:
         """Go on from a checkpoint."""
@@ -438,6 +568,7 @@ class _Training:
         self.step, self.converged = state["step"], state["converged"]
         self.history = [(step, tuple(losses)) for step, losses in state["history"]]
         self.since_entry, self.first, self.recent = state["since_entry"], state["first"], state["recent"]
+        self.diverged = {member: Diverged(**one) for member, one in state.get("diverged", {}).items()}
         self.seconds = state["seconds"]
         numerics = [Numerics(**one) for one in state["numerics"]]
         if self.finished:
@@ -445,32 +576,62 @@ class _Training:
         self.earlier_numerics = [one for one in dict.fromkeys(numerics) if one != self.numerics]
 
     def measure(self) -> dict[str, Any]:
-        """Chunk means of all measured quantities, in units of squared labels, with the time that they took."""
+        """Chunk means of all measured quantities, in units of squared labels, with the time that they took.
+
+        Members that diverged have ``None``, and are named.
+        """
         started = time.perf_counter()
-        means = evaluation_chunks(self.config, self.model, self.device)
-        chunks = {name: values.tolist() for name, values in means.items()}
-        return {"chunks": chunks, "seconds": [self.seconds, time.perf_counter() - started]}
+        means = self._measured_members()
+        content: dict[str, Any] = {
+            "chunks": {name: [None if row is None else row.tolist() for row in rows] for name, rows in means.items()},
+            "seconds": [self.seconds, time.perf_counter() - started],
+            "numerics": dataclasses.asdict(_numerics(self.config, self.device)),
+        }
+        if self.diverged:
+            content["diverged"] = {str(member): one.to_json() for member, one in self.diverged.items()}
+        return content
+
+    def _measured_members(self) -> dict[str, list[FloatArray | None]]:
+        left = self._left
+        if not self.diverged:
+            return {
+                name: list(rows) for name, rows in evaluation_chunks(self.config, self.model, self.device).items()
+            }
+        seeds = tuple(self.config.seeds[member] for member in left)
+        model = self._initial(seeds).to(self.device, self.dtype)
+        model.load_state_dict({name: value[left] for name, value in self.model.state_dict().items()})
+        means = evaluation_chunks(dataclasses.replace(self.config, seeds=seeds), model, self.device)
+        return {
+            name: [rows[left.index(member)] if member in left else None for member in range(self.config.members)]
+            for name, rows in means.items()
+        }
+
+    def _arrays(self) -> dict[str, Any]:
+        return {name: value.detach().cpu().numpy() for name, value in self.model.state_dict().items()}
 
     def result(self, content: Mapping[str, Any]) -> TrainingResult:
         """The result from what `measure` returned or a finished run holds."""
         size, seed = self.config.evaluation.contexts, self.config.evaluation_seed
-        measured = {
-            name: tuple(estimate_from_chunks(np.array(row), size, seed) for row in rows)
+        measured: dict[str, tuple[Estimate | Diverged, ...]] = {
+            name: tuple(
+                self.diverged[member] if row is None else estimate_from_chunks(np.array(row), size, seed)
+                for member, row in enumerate(rows)
+            )
             for name, rows in content["chunks"].items()
         }
+        parameters = {name: value.astype(np.float64) for name, value in self._arrays().items()}
+        for value in parameters.values():
+            value[list(self.diverged)] = np.nan
         return TrainingResult(
             config=self.config,
             measured=measured,
-            chunks={name: tuple(tuple(row) for row in rows) for name, rows in content["chunks"].items()},
+            chunks={name: tuple(tuple(row or ()) for row in rows) for name, rows in content["chunks"].items()},
             history=tuple(self.history),
             steps=self.step,
             converged=self.converged,
             numerics=self.numerics,
             earlier_numerics=tuple(self.earlier_numerics),
-            parameters={
-                name: value.detach().cpu().numpy().astype(np.float64)
-                for name, value in self.model.state_dict().items()
-            },
+            parameters=parameters,
             seconds=(content["seconds"][0], content["seconds"][1]),
         )
 
@@ -580,6 +741,8 @@ def _numerics(config: TrainingConfig, device: str) -> Numerics:
         device=device if device == "cpu" else torch.cuda.get_device_name(),
         torch_version=str(torch.__version__),
         numpy_version=np.__version__,
+        attnlaws_version=distribution_version(),
+        source=source_digest(type(config.experiment)),
     )
 
 
@@ -593,8 +756,18 @@ def require_torch() -> Any:
 
 
 @contextmanager
-def _one_precise_thread(config: TrainingConfig) -> Iterator[None]:
-    # Small batched products collapse on several threads of a shared machine; the settings are the caller's afterwards.
+def one_precise_run(device: Device) -> Iterator[None]:
+    """The process to oneself, on one torch thread, with full precision; settings are the caller's afterwards.
+
+    Source: no equation.
+    """
+    # Small batched products collapse on several threads of a shared machine.
+    with _ONE_RUN_PER_PROCESS, _one_precise_thread(device):
+        yield
+
+
+@contextmanager
+def _one_precise_thread(device: Device) -> Iterator[None]:
     import torch
 
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
@@ -604,7 +777,7 @@ def _one_precise_thread(config: TrainingConfig) -> Iterator[None]:
     )
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision(MATMUL_PRECISION)
-    if resolved_device(config.device) == "cuda":
+    if resolved_device(device) == "cuda":
         # cuBLAS reads this when it starts; without it equal products may differ in their last bits.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)

@@ -10,7 +10,7 @@ import dataclasses
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 Loss = Literal["teacher_averaged", "sampled"]
 # What a batch consists of: the first axis counts members of the ensemble, the second contexts.
 Arrays = tuple[FloatArray, ...]
+# Whether runs of a kind can be trained in one pass, and whether that was measured to be faster.
+Together = Literal["no", "possible", "faster"]
+# Rough microseconds on one core that a context takes in one step, and each further layer of it.
+CONTEXT_WORK, LAYER_WORK = 4.0, 1.0
 
 
 class Experiment(ABC):
@@ -31,6 +35,7 @@ class Experiment(ABC):
 
     kind: the name in files and on the command line. losses: the losses that it can be trained with; the first one is
     that of the evaluation. dimensionless: names of measured quantities that are pure numbers and not squared labels.
+    together: whether `sim.together` can train several settings in one pass, see `losses_together`.
     Source: no equation.
     """
 
@@ -38,6 +43,7 @@ class Experiment(ABC):
     kind: ClassVar[str]
     losses: ClassVar[tuple[Loss, ...]] = ("teacher_averaged", "sampled")
     dimensionless: ClassVar[frozenset[str]] = frozenset()
+    together: ClassVar[Together] = "no"
 
     @abstractmethod
     def initial(self, generators: Sequence[np.random.Generator]) -> nn.Module:
@@ -76,6 +82,27 @@ class Experiment(ABC):
         Models that start small rest at this loss before they learn; the convergence rule must not stop there.
         """
         return None
+
+    def shape(self) -> Hashable:
+        """Sizes of model and batch: runs of a kind that agree in it can be trained in one pass."""
+        return self
+
+    def drawn_from(self) -> Hashable:
+        """What `sample` depends on besides its arguments: where it is equal, equal streams give equal batches."""
+        return self
+
+    @classmethod
+    def losses_together(cls, model: Any, parts: Sequence[tuple[Any, int, tuple[Tensor, ...]]], loss: Loss) -> Tensor:
+        """Losses of several settings of one `shape`, all members in their order.
+
+        model: the parameters of all, one after the other along the axis of members; parts: experiment, number of
+        members and batch of each. Kinds whose ``together`` is not ``no`` define it.
+        """
+        raise NotImplementedError(f"{cls.__name__} trains every setting in a pass of its own")
+
+    def work(self) -> float:
+        """Rough microseconds on one core that a context takes in one step: weighs runs, and changes no result."""
+        return CONTEXT_WORK + LAYER_WORK * float(getattr(self, "depth", 1))
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dict with the kind under ``kind``; `experiment_from_json` reads it back."""

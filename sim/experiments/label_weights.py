@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from sim.experiments.base import Arrays, Experiment, Loss
+from sim.experiments.base import Arrays, Experiment, Loss, Together
 from sim.experiments.measures import DIMENSIONLESS, attention_measures, mode_losses
 from theory.problems import CopyTask, TopKTask, as_integer, as_real
 from theory.results import DomainError, FloatArray
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # Gains are of order 1 and the entries of the matrices of order 10, so Adam moves gains in smaller steps.
 GAIN_RATE = 0.1
 MAX_LAYERS = 2**14
+# Rough microseconds per entry of a token: of its draws, and of a layer that reads it.
+TOKEN_WORK, ROW_WORK = 0.015, 0.0005
 
 
 class LabelWeights(Experiment):
@@ -26,6 +28,8 @@ class LabelWeights(Experiment):
 
     __slots__ = ()
     dimensionless: ClassVar[frozenset[str]] = DIMENSIONLESS
+    # Drawing and products of matrices take all the time, and it is the same for a member whoever is beside it.
+    together: ClassVar[Together] = "possible"
     problem: TopKTask | CopyTask
     depth: int
 
@@ -46,6 +50,27 @@ class LabelWeights(Experiment):
         """Squared error of the prediction, averaged over the batch and, where asked for, over the teacher."""
         directions, query_direction, target, answers = batch
         return _losses(model.label_weights(directions, query_direction), target, answers, loss).mean(dim=-1)
+
+    def shape(self) -> Hashable:
+        """Layers, modes and tokens."""
+        return self.depth, dim_of(self.problem), self.problem.context
+
+    def drawn_from(self) -> Hashable:
+        """The problem."""
+        return self.problem
+
+    @classmethod
+    def losses_together(cls, model: Any, parts: Sequence[tuple[Any, int, tuple[Tensor, ...]]], loss: Loss) -> Tensor:
+        """Losses of several settings, which enter through their batches alone; equal to those apart to rounding."""
+        import torch
+
+        batch = tuple(torch.cat(arrays) for arrays in zip(*(batch for _, _, batch in parts), strict=True))
+        own: Tensor = parts[0][0].loss(model, batch, loss)
+        return own
+
+    def work(self) -> float:
+        """Drawing tokens and reading them, by every layer."""
+        return attention_work(self.problem, self.depth)
 
     def zero_loss(self, batch: tuple[Tensor, ...], loss: Loss) -> Tensor:
         """Mean squared target of the batch."""
@@ -119,6 +144,12 @@ def label_unit(task: TopKTask | CopyTask) -> float:
     Source: depth (1), (3), the trace of ΣΩ.
     """
     return math.sqrt(float(task.spectrum.label_variances().sum()))
+
+
+def attention_work(problem: TopKTask | CopyTask, depth: int) -> float:
+    """Rough microseconds of a context in one step, see `Experiment.work`. Source: no equation."""
+    assert problem.context is not None
+    return problem.context * dim_of(problem) * (TOKEN_WORK + ROW_WORK * depth)
 
 
 def dim_of(problem: TopKTask | CopyTask) -> int:

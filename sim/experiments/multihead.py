@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 
 from sim.contexts import SampleSize, estimate_from_chunks
-from sim.experiments.base import Arrays, Experiment, Loss, register
+from sim.experiments.base import Arrays, Experiment, Loss, Together, register
 from sim.montecarlo.multihead_training import ActivationName, HeadActivation
 from sim.regression_contexts import (
     posterior_predictive,
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 LogitScaling = Literal["none", "root width"]
 MAX_HEADS = 64
 MAX_WEIGHT = 1e6
+# Rough microseconds per token: of its draws, for one entry of its column, and of reading it by one head.
+DRAW_WORK, SCALAR_WORK, CIRCUIT_WORK = 0.005, 0.005, 0.0015
 
 
 @register
@@ -60,6 +62,7 @@ class ReducedHeads(Experiment):
     initial_mu: tuple[float, ...] | None = None
     shared_contexts: bool = False
     kind: ClassVar[str] = "reduced multi-head attention"
+    together: ClassVar[Together] = "faster"
 
     def __post_init__(self) -> None:
         fix = object.__setattr__
@@ -107,6 +110,29 @@ class ReducedHeads(Experiment):
         omega = self.logit_scale * model.omega
         return scalar_losses(omega, model.mu, batch, self.problem, self.head_activation, is_sampled=loss == "sampled")
 
+    def shape(self) -> Hashable:
+        """Heads, and tokens that are read."""
+        return self.heads, self.problem.context
+
+    def drawn_from(self) -> Hashable:
+        """The problem, and whether members share its contexts."""
+        return self.problem, self.shared_contexts
+
+    @classmethod
+    def losses_together(cls, model: Any, parts: Sequence[tuple[Any, int, tuple[Tensor, ...]]], loss: Loss) -> Tensor:
+        """Losses of several settings by the kernels: the bits of `loss`, in one pass of automatic differentiation."""
+        from sim.models.multihead_attention import kernel_losses, scalar_kernel
+
+        steps = [
+            (members, scalar_kernel(batch, one.problem, one.head_activation, is_sampled=loss == "sampled"))
+            for one, members, batch in parts
+        ]
+        return kernel_losses(steps, _logit_scales(parts, model.omega) * model.omega, model.mu)
+
+    def work(self) -> float:
+        """Drawing a context and reading it, by every head."""
+        return self.problem.context * (DRAW_WORK + SCALAR_WORK * self.heads)
+
     def zero_loss(self, batch: tuple[Tensor, ...], loss: Loss) -> Tensor:
         """Mean loss of predicting 0."""
         if loss == "sampled":
@@ -149,6 +175,7 @@ class MultiHead(Experiment):
     teacher_variance: float | None = None
     shared_contexts: bool = False
     kind: ClassVar[str] = "multi-head attention"
+    together: ClassVar[Together] = "faster"
 
     def __post_init__(self) -> None:
         if not isinstance(self.problem, RegressionTask | MultiTaskRegression):
@@ -207,6 +234,34 @@ class MultiHead(Experiment):
         )
         return losses + variance[0].sum(dim=1).mean(dim=-1) if variance else losses
 
+    def shape(self) -> Hashable:
+        """Heads, entries of a column, outputs among them, and tokens that are read."""
+        return self.heads, self.width, self.problem.dim, self.problem.context
+
+    def drawn_from(self) -> Hashable:
+        """The problem with the variance of its teacher, and whether members share its contexts."""
+        return self.problem, self.teacher_variance, self.shared_contexts
+
+    @classmethod
+    def losses_together(cls, model: Any, parts: Sequence[tuple[Any, int, tuple[Tensor, ...]]], loss: Loss) -> Tensor:
+        """Losses of several settings by the kernels: the bits of `loss`, in one pass of automatic differentiation."""
+        import torch
+
+        from sim.models.multihead_attention import circuit_kernel, kernel_losses
+
+        key_query, value = model.circuits(parts[0][0].problem.dim)
+        steps, added = [], []
+        for one, members, (embedding, query, target, *variance) in parts:
+            shown = (one._columns(embedding, query), query, target)
+            steps.append((members, circuit_kernel(shown, one.head_activation, one.problem.context)))
+            added += [part.sum(dim=1).mean(dim=-1).expand(members) for part in variance]
+        losses = kernel_losses(steps, _logit_scales(parts, key_query) * key_query, value)
+        return losses + torch.cat(added) if added else losses
+
+    def work(self) -> float:
+        """Drawing a context and reading it, by every head."""
+        return self.problem.context * self.width * (DRAW_WORK + CIRCUIT_WORK * self.heads)
+
     def zero_loss(self, batch: tuple[Tensor, ...], loss: Loss) -> Tensor:
         """Mean loss of predicting 0."""
         mean = batch[2].square().sum(dim=1).mean(dim=-1)
@@ -262,6 +317,12 @@ def _as_weights(name: str, values: object, heads: int) -> tuple[float, ...] | No
 
 def _logit_scale(scaling: LogitScaling, width: int) -> float:
     return 1.0 if scaling == "none" else 1 / math.sqrt(width)
+
+
+def _logit_scales(parts: Sequence[tuple[Any, int, Any]], like: Tensor) -> Tensor:
+    """Factor on the scores of every member, to be multiplied with ``like``, whose first axis counts them."""
+    scales = [one.logit_scale for one, members, _ in parts for _ in range(members)]
+    return like.new_tensor(scales).reshape(-1, *[1] * (like.dim() - 1))
 
 
 def _sources(generators: Sequence[np.random.Generator], shared: bool) -> Sequence[np.random.Generator]:

@@ -35,6 +35,10 @@ except ImportError as error:
     raise MissingDependencyError("sim.models needs torch: pip install 'attnlaws[train]'") from error
 
 
+# Loss and gradients of one member, from its number and its two parameters.
+MemberStep = Callable[[int, Any, Any], StepResult]
+
+
 class ScalarHeads(nn.Module):
     """Heads with scalar circuits: ``omega`` and ``mu``, shape (members, heads) each. Source: multihead (3.2)."""
 
@@ -212,7 +216,7 @@ class _KernelLoss(torch.autograd.Function):
     """Mean losses of all members by a kernel, which returns the gradients of its two parameters along with them."""
 
     @staticmethod
-    def forward(ctx: Any, step: Callable[[int, Any, Any], StepResult], first: Tensor, second: Tensor) -> Tensor:
+    def forward(ctx: Any, step: MemberStep, first: Tensor, second: Tensor) -> Tensor:
         parameters = first.detach().numpy(), second.detach().numpy()
         results = [step(member, *pair) for member, pair in enumerate(zip(*parameters, strict=True))]
         ctx.save_for_backward(
@@ -234,6 +238,22 @@ def kernels_apply(*tensors: Tensor) -> bool:
     return all(tensor.device.type == "cpu" for tensor in tensors) and not torch.compiler.is_compiling()
 
 
+def kernel_losses(parts: Sequence[tuple[int, MemberStep]], first: Tensor, second: Tensor) -> Tensor:
+    """Mean losses of all members by the kernels, shape (members,).
+
+    parts: of each setting its number of members and its kernel, which counts its own members from 0; first, second:
+    the two parameters of all of them, one setting after the other. Source: no equation.
+    """
+    places = [(step, member) for count, step in parts for member in range(count)]
+
+    def step(place: int, *parameters: Any) -> StepResult:
+        own, member = places[place]
+        return own(member, *parameters)
+
+    result: Tensor = _KernelLoss.apply(step, first, second)  # type: ignore[no-untyped-call]
+    return result
+
+
 def scalar_losses(
     omega: Tensor,
     mu: Tensor,
@@ -249,14 +269,20 @@ def scalar_losses(
     targets of that of r. Source: multihead (2.5), (3.2).
     """
     length, projections, *answers = batch
-    reads = length[:, None] * projections
     if not kernels_apply(omega, projections):
-        weights = scalar_label_weights(omega, mu, reads, activation, task.context)
+        weights = scalar_label_weights(omega, mu, length[:, None] * projections, activation, task.context)
         if is_sampled:
             return sampled_losses(weights, *answers).mean(dim=-1)
         return teacher_averaged_losses(task, weights, length, projections).mean(dim=-1)
-    arrays = [tensor.numpy() for tensor in (length, projections, *answers)]
-    read = reads.numpy()
+    return kernel_losses([(len(omega), scalar_kernel(batch, task, activation, is_sampled=is_sampled))], omega, mu)
+
+
+def scalar_kernel(
+    batch: tuple[Tensor, ...], task: RegressionTask, activation: HeadActivation, *, is_sampled: bool
+) -> MemberStep:
+    """The kernel of heads (ω, μ) on a batch on the CPU; arguments as in `scalar_losses`. Source: multihead (3.2)."""
+    arrays = [tensor.numpy() for tensor in batch]
+    read = arrays[0][:, None] * arrays[1]
 
     def step(member: int, omegas: Any, mus: Any) -> StepResult:
         at = member if len(read) > 1 else 0
@@ -264,8 +290,7 @@ def scalar_losses(
         losses = sampled(*parts[2:]) if is_sampled else teacher_averaged(task, *parts)
         return scalar_step(read[at], omegas, mus, activation, task.context, losses)
 
-    result: Tensor = _KernelLoss.apply(step, omega, mu)  # type: ignore[no-untyped-call]
-    return result
+    return step
 
 
 def circuit_losses(
@@ -280,6 +305,12 @@ def circuit_losses(
     if not kernels_apply(key_query, embedding):
         predictions = circuit_predictions(key_query, value, embedding, query, activation, training_context)
         return (target - predictions).square().sum(dim=1).mean(dim=-1)
+    step = circuit_kernel(batch, activation, training_context)
+    return kernel_losses([(len(key_query), step)], key_query, value)
+
+
+def circuit_kernel(batch: tuple[Tensor, ...], activation: HeadActivation, training_context: int) -> MemberStep:
+    """The kernel of circuits on a batch on the CPU; arguments as in `circuit_losses`. Source: multihead (2.3)."""
     arrays = [tensor.numpy() for tensor in batch]
 
     def step(member: int, circuit: Any, output: Any) -> StepResult:
@@ -287,5 +318,4 @@ def circuit_losses(
         columns, queries, targets = (array[at] for array in arrays)
         return circuit_step(columns, queries, targets, circuit, output, activation, training_context)
 
-    result: Tensor = _KernelLoss.apply(step, key_query, value)  # type: ignore[no-untyped-call]
-    return result
+    return step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -15,9 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import sim.origin
 from sim.contexts import SampleSize
 from sim.convergence import Convergence
 from sim.experiments.softmax_attention import SoftmaxAttention
+from sim.origin import OtherCodeWarning, distribution_version, source_digest
 from sim.runs import (
     CHECKPOINT,
     CONFIG,
@@ -33,7 +36,7 @@ from sim.runs import (
     read_metrics,
     write_durably,
 )
-from sim.training import TrainingConfig, TrainingResult, TrainingStopped, run_folder, train
+from sim.training import Training, TrainingConfig, TrainingResult, TrainingStopped, run_folder, train
 from theory.problems import PowerLawSpectrum, TopKTask
 from theory.results import DomainError
 
@@ -146,12 +149,132 @@ def test_another_machine_is_recorded(tmp_path: Path) -> None:
     with opened_run(tmp_path, {}, CONFIG_OF_RUN.identity()) as run:
         state = run.read_checkpoint()
         assert state is not None
-        state["numerics"][-1]["torch_version"] = "0.1"
+        state["numerics"][-1]["threads"] = 4
         run.write_checkpoint(state)
     result = train(CONFIG_OF_RUN, tmp_path)
-    assert [one.torch_version for one in result.earlier_numerics] == ["0.1"]
-    assert result.numerics.torch_version == torch.__version__
+    assert [one.threads for one in result.earlier_numerics] == [4]
+    assert result.numerics.threads == 1
     assert train(CONFIG_OF_RUN, tmp_path) == result
+
+
+# Other code
+
+
+def test_runs_record_the_code_that_made_them(plain: TrainingResult) -> None:
+    numerics = plain.numerics
+    assert (numerics.torch_version, numerics.numpy_version) == (torch.__version__, np.__version__)
+    assert numerics.attnlaws_version == distribution_version()
+    assert numerics.source == source_digest(SoftmaxAttention)
+    assert plain.to_json()["numerics"]["source"] == numerics.source
+
+
+def made_by(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    monkeypatch.setattr("sim.training.source_digest", lambda _: source)
+
+
+def test_a_run_that_other_code_goes_on_with_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: TrainingResult
+) -> None:
+    made_by(monkeypatch, "before")
+    stopped_after(CONFIG_OF_RUN, tmp_path, 8)
+    made_by(monkeypatch, "after")
+    sentence = rf"{files(tmp_path)} was made by other code \(source before, now after\) and it goes on from step 8"
+    with pytest.warns(OtherCodeWarning, match=sentence) as caught:
+        result = train(CONFIG_OF_RUN, tmp_path)
+    assert len(caught) == 1
+    assert "\n" not in str(caught[0].message)
+    assert bits(result) == bits(plain)
+    assert [one.source for one in result.earlier_numerics] == ["before"]
+    # What was mixed stays mixed, and is told each time.
+    with pytest.warns(OtherCodeWarning, match="source before, now after.*is used as it is"):
+        assert train(CONFIG_OF_RUN, tmp_path) == result
+
+
+def test_a_finished_run_of_other_code_is_named_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = train(CONFIG_OF_RUN, tmp_path)
+    train(CONFIG_OF_RUN, tmp_path)
+    monkeypatch.setattr("sim.training.distribution_version", lambda: "9.9")
+    sentence = f"attnlaws {distribution_version()}, now 9.9.*it is used as it is: remove the folder, or name another"
+    with pytest.warns(OtherCodeWarning, match=sentence):
+        again = train(CONFIG_OF_RUN, tmp_path)
+    assert again == first
+    assert again.numerics.attnlaws_version == distribution_version()
+
+
+def test_a_run_measured_by_other_code_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(CONFIG_OF_RUN, tmp_path)
+    (files(tmp_path) / RESULT).unlink()
+    made_by(monkeypatch, "later")
+    with pytest.warns(OtherCodeWarning, match="now later"):
+        train(CONFIG_OF_RUN, tmp_path)
+    monkeypatch.undo()
+    with pytest.warns(OtherCodeWarning, match="source later, now"):
+        train(CONFIG_OF_RUN, tmp_path)
+
+
+def test_a_run_from_before_the_code_was_recorded_is_read_and_named(tmp_path: Path, plain: TrainingResult) -> None:
+    train(CONFIG_OF_RUN, tmp_path)
+    with opened_run(tmp_path, {}, CONFIG_OF_RUN.identity()) as run:
+        state, result = run.read_checkpoint(), run.read_result()
+        assert state is not None
+        assert result is not None
+        for name in ("source", "attnlaws_version"):
+            del state["numerics"][0][name]
+        del result["numerics"]
+        run.write_checkpoint(state)
+        run.write_result(result)
+    with pytest.warns(OtherCodeWarning, match=r"attnlaws not recorded, now .*; source not recorded, now"):
+        assert bits(train(CONFIG_OF_RUN, tmp_path)) == bits(plain)
+
+
+def test_the_digest_sees_the_source_and_the_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "own_experiment.py"
+    own.write_text("class Own:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import own_experiment
+
+    package = tmp_path / "sim"
+    shutil.copytree(Path(sim.origin.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr("sim.origin.__file__", str(package / "origin.py"))
+    digest_of = source_digest.__wrapped__
+    usual, first = digest_of(SoftmaxAttention), digest_of(own_experiment.Own)
+    assert first != usual
+    own.write_text("class Own:\n    more = 1\n")
+    assert digest_of(own_experiment.Own) != first
+    assert digest_of(type("Typed", (), {"__module__": "typed_in"})) == usual
+    with (package / "training.py").open("a") as file:
+        file.write("# changed\n")
+    assert digest_of(SoftmaxAttention) != usual
+
+
+# Members that diverge
+
+
+def test_a_member_that_diverged_is_kept_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: TrainingResult
+) -> None:
+    usual = Training.batch
+
+    def spoilt(training: Training, name: str, index: int) -> tuple[torch.Tensor, ...]:
+        directions, *rest = usual(training, name, index)
+        if index >= 9:
+            directions[1] = float("nan")
+        return directions, *rest
+
+    monkeypatch.setattr(Training, "batch", spoilt)
+    whole = train(CONFIG_OF_RUN)
+    assert whole.diverged[1].step == 10
+    stopped_after(CONFIG_OF_RUN, tmp_path, 13)
+    # Loss and batch are fine again after it: what diverged stays so.
+    monkeypatch.setattr(Training, "batch", usual)
+    assert train(CONFIG_OF_RUN, tmp_path) == whole
+    assert train(CONFIG_OF_RUN, tmp_path) == whole
+    assert whole.history[1][1][0] == plain.history[1][1][0]
+    columns, _ = read_metrics(files(tmp_path) / METRICS)
+    assert columns["loss"][1::2] == [plain.history[0][1][1], plain.history[1][1][1], None, None, None]
+    content = json.loads((files(tmp_path) / RESULT).read_text(), parse_constant=pytest.fail)["result"]
+    assert content["diverged"] == {"1": whole.diverged[1].to_json()}
+    assert content["chunks"]["loss"][1] is None
 
 
 # Damage
@@ -422,4 +545,5 @@ def test_kill_9_loses_nothing(tmp_path: Path) -> None:
 def _no_unexpected_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("error", CheckpointWarning)
+        warnings.simplefilter("error", OtherCodeWarning)
         yield

@@ -17,11 +17,15 @@ from pathlib import Path
 import pytest
 
 from sim.contexts import SampleSize
+from sim.experiments.multihead import ReducedHeads
 from sim.experiments.softmax_attention import SoftmaxAttention
+from sim.origin import OtherCodeWarning
 from sim.runs import CHECKPOINT, METRICS, RESULT, CheckpointWarning, read_metrics
-from sim.sweep import WorkerLostError, sweep_configs, train_many
+from sim.snapshots import read_snapshots
+from sim.sweep import WorkerLostError, cost, parted, sweep_configs, train_many
+from sim.together import train_all_together, train_together
 from sim.training import TrainingConfig, TrainingResult, TrainingStopped, run_folder, train
-from theory.problems import PowerLawSpectrum, TopKTask
+from theory.problems import PowerLawSpectrum, RegressionTask, TopKTask
 from theory.results import DomainError, MissingDependencyError, PrecisionError
 
 pytestmark = pytest.mark.long
@@ -72,6 +76,87 @@ def test_one_and_two_workers_give_the_same_bits_in_order(tmp_path: Path) -> None
     assert len(fractions) > len(configs)
 
 
+def heads(**changes: object) -> TrainingConfig:
+    fields = {"steps": 30, "batch": 8, "learning_rate": 0.01, "history_every": 10, "checkpoint_every": 10}
+    experiment = ReducedHeads(RegressionTask(3, 6, 0.1))
+    return TrainingConfig(experiment, evaluation=SampleSize(2, 1, 16), device="cpu", **{**fields, **changes})
+
+
+def test_runs_of_equal_shape_share_a_pass_and_keep_their_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs = [heads(), TINY, heads(learning_rate=0.03), heads(seeds=(1, 2)), heads(batch=9)]
+    passes = []
+    usual = train_all_together
+
+    def counted(configs: list[TrainingConfig], *arguments: object, **options: bool) -> object:
+        passes.append(len(configs))
+        return usual(configs, *arguments, **options)
+
+    monkeypatch.setattr("sim.sweep.train_all_together", counted)
+    alone = [train(config) for config in configs]
+    fractions: list[float] = []
+    found = train_many(configs, 1, tmp_path, fractions.append, snapshots=True)
+    assert passes == [3]
+    assert [bits(one) for one in found] == [bits(one) for one in alone]
+    assert (fractions, fractions[-1]) == (sorted(fractions), 1)
+    for config, one in zip(configs, found, strict=True):
+        assert read_snapshots(one, tmp_path).steps.tolist() == [0, 10, 20, 30]
+        assert bits(train(config, tmp_path)) == bits(one)
+    # Two processes, of which each has a part of the runs that share a pass.
+    assert [bits(one) for one in train_many(configs, 2)] == [bits(one) for one in alone]
+
+
+def test_runs_are_dealt_out_to_the_workers() -> None:
+    configs = [heads(seeds=(seed,), learning_rate=rate) for rate in (0.1, 0.2, 0.3) for seed in (0, 1)]
+    assert parted(configs, 1) == [[0, 1, 2, 3, 4, 5]]
+    # Those with the same batches stay together.
+    assert parted(configs, 2) == [[0, 2, 4], [1, 3, 5]]
+    assert sorted(parted(configs, 3)) == [[0, 2], [1, 4], [3, 5]]
+    assert sorted(parted(configs, 9)) == [[index] for index in range(6)]
+    deep = replace(TINY, experiment=replace(TINY.experiment, depth=50))
+    assert parted([TINY, deep, replace(TINY, steps=10**4)], 2) == [[2], [1], [0]]
+    assert parted([TINY, deep], 1) == [[0], [1]]
+
+
+def test_progress_counts_runs_by_their_cost() -> None:
+    short, long = TINY, replace(TINY, steps=90)
+    assert cost(long) == pytest.approx(3 * cost(short))
+    assert cost(replace(short, seeds=(0, 1), batch=16)) == pytest.approx(4 * cost(short))
+    fractions: list[float] = []
+    train_many([short, long], 1, progress=fractions.append)
+    entries = [0.25 * step / 31 for step in (10, 20, 30)] + [0.25]
+    entries += [0.25 + 0.75 * step / 91 for step in range(10, 100, 10)] + [1]
+    assert fractions == pytest.approx(entries)
+
+
+def test_runs_of_other_code_are_named_wherever_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = [TINY, replace(TINY, seeds=(1,))]
+    monkeypatch.setattr("sim.training.source_digest", lambda _: "before")
+    train(configs[1], tmp_path)
+    monkeypatch.undo()
+    for workers in (1, 2):
+        with pytest.warns(
+            OtherCodeWarning, match=f"{run_folder(tmp_path, configs[1])} .*source before, now"
+        ) as caught:
+            train_many(configs, workers, tmp_path)
+        assert len(caught) == 1
+
+
+def test_an_error_of_a_run_in_a_shared_pass_is_raised_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs = [heads(seeds=(seed,)) for seed in range(3)]
+
+    def one_fails(configs: list[TrainingConfig], *arguments: object, **options: bool) -> list[object]:
+        return [PrecisionError("the loss must stay finite"), *[train(one, tmp_path) for one in configs[1:]]]
+
+    monkeypatch.setattr("sim.sweep.train_all_together", one_fails)
+    for folder in (tmp_path, None):
+        with pytest.raises(PrecisionError, match="the loss must stay finite"):
+            train_many(configs, 1, folder)
+
+
 def test_no_config_is_no_work_and_workers_are_validated() -> None:
     assert train_many([]) == []
     with pytest.raises(DomainError, match="workers must be an integer from 1"):
@@ -83,10 +168,10 @@ def test_a_run_that_fails_does_not_stop_the_others_of_a_folder(
 ) -> None:
     bad = replace(TINY, steps=40)
 
-    def broken(config: TrainingConfig, *arguments: object) -> TrainingResult:
+    def broken(config: TrainingConfig, *arguments: object, **options: bool) -> TrainingResult:
         if config == bad:
             raise PrecisionError("the loss must stay finite")
-        return train(config, *arguments)
+        return train(config, *arguments, **options)
 
     monkeypatch.setattr("sim.sweep.train", broken)
     with pytest.raises(PrecisionError, match="the loss must stay finite"):
@@ -216,6 +301,17 @@ def test_a_killed_dask_worker_loses_nothing(tmp_path: Path, cluster) -> None:
     assert [bits(one) for one in results] == [bits(one) for one in here]
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1
+
+
+def test_a_killed_dask_worker_loses_nothing_of_runs_in_one_pass(tmp_path: Path, cluster) -> None:
+    # Two workers have two runs each of one pass.
+    configs = [heads(steps=3000, history_every=100, checkpoint_every=100, seeds=(seed,)) for seed in range(4)]
+    here = train_together(configs)
+    killer = threading.Thread(target=kill_dask_worker, args=(cluster, tmp_path, configs[0]))
+    killer.start()
+    results = train_many(configs, folder=tmp_path, scheduler=cluster.scheduler_address)
+    killer.join()
+    assert [bits(one) for one in results] == [bits(one) for one in here]
 
 
 def test_an_interrupted_dask_sweep_stops_its_runs(tmp_path: Path, cluster) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import math
 import pickle
 import sys
@@ -13,6 +15,7 @@ import pytest
 
 from sim.contexts import SampleSize, sample_contexts, sample_labels
 from sim.convergence import Convergence
+from sim.divergence import DivergedError
 from sim.experiments.label_weights import (
     initial_key_query,
     label_unit,
@@ -24,9 +27,9 @@ from sim.experiments.softmax_attention import SoftmaxAttention, scales_and_sprea
 from sim.montecarlo.single_softmax import best_single_softmax
 from sim.streams import stream
 from sim.training import (
+    Training,
     TrainingConfig,
     TrainingResult,
-    _Training,
     config_from_json,
     learning_rate_at,
     paired_difference,
@@ -270,7 +273,7 @@ def test_a_plateau_at_the_loss_of_predicting_zero_is_not_the_end(monkeypatch: py
     config = replace(TINY, steps=100, learning_rate=1e-12, schedule="constant", stop_when_converged=rule)
 
     def at_rest() -> bool:
-        training = _Training(config)
+        training = Training(config)
         training.model.load_state_dict({**training.model.state_dict(), "gain": torch.zeros(1)})
         training.first = [[1e6]] * 10
         while training.step < config.steps:
@@ -286,11 +289,101 @@ def test_results_survive_pickling(tiny: TrainingResult) -> None:
     assert same_bits(pickle.loads(pickle.dumps(tiny)), tiny)
 
 
+def spoil(monkeypatch: pytest.MonkeyPatch, seeds: tuple[int, ...], step: int = 1) -> None:
+    """Make the loss of some members NaN from a step on."""
+    usual = Training.batch
+
+    def spoilt(training: Training, name: str, index: int) -> tuple[Any, ...]:
+        directions, *rest = usual(training, name, index)
+        for member, seed in enumerate(training.config.seeds):
+            if seed in seeds and index >= step - 1:
+                directions[member] = float("nan")
+        return directions, *rest
+
+    monkeypatch.setattr(Training, "batch", spoilt)
+
+
 def test_a_loss_that_is_not_finite_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = "sim.experiments.softmax_attention.initial_key_query"
-    monkeypatch.setattr(start, lambda _model, _generators: np.full((1, 3, 4, 4), np.nan))
-    with pytest.raises(PrecisionError, match="the loss must stay finite, got nan at step 1 with seed 7"):
+    spoil(monkeypatch, (7,))
+    with pytest.raises(PrecisionError, match="the loss must stay finite, got nan at step 1 with seed 7: lower"):
         train(replace(TINY, seeds=(7,)))
+    spoil(monkeypatch, (7, 8), step=3)
+    with pytest.raises(DivergedError, match=r"got nan at step 3 with seed 8: lower learning_rate, 0\.1, or"):
+        train(replace(TINY, seeds=(7, 8)))
+
+
+SHORT = replace(TINY, steps=60, history_every=20, seeds=(4, 9, 0))
+
+
+def test_members_go_on_when_one_of_them_diverges(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = train(SHORT)
+    spoil(monkeypatch, (9,), step=30)
+    result = train(SHORT)
+    assert {member: (one.member_seed, one.step) for member, one in result.diverged.items()} == {1: (9, 30)}
+    assert whole.diverged == {}
+    for member in (0, 2):
+        for name, array in whole.parameters.items():
+            assert result.parameters[name][member].tobytes() == array[member].tobytes()
+        assert [losses[member] for _, losses in result.history] == [losses[member] for _, losses in whole.history]
+        # Fewer members in one product of the evaluation, in float64.
+        assert result.estimate("loss", member).value == pytest.approx(whole.estimate("loss", member).value, rel=1e-12)
+    assert [losses[1] for _, losses in result.history] == [whole.history[0][1][1], None, None]
+    assert np.isnan(result.parameters["key_query"][1]).all()
+
+
+def test_a_member_that_diverged_says_so_wherever_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, (4,), step=30)
+    result = train(SHORT)
+    sentence = "got nan at step 30 with seed 4: lower learning_rate, 0.1, or leave this seed out"
+    for read in (
+        lambda: result.loss,
+        lambda: result.estimate("shared_error", 0),
+        lambda: result.measured["loss"][0].value,
+        lambda: result.measured["loss"][0].interval(),
+        lambda: paired_difference(result, result, members=(1, 0)),
+    ):
+        with pytest.raises(DivergedError, match=sentence):
+            read()
+    with pytest.raises(AttributeError, match="has no 'colour'"):
+        _ = result.measured["loss"][0].colour
+    content = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    assert content["measured"]["loss"][0] == {
+        "value": None,
+        "reason": "diverged: the loss was nan at step 30",
+        "seed": 4,
+    }
+    assert pickle.loads(pickle.dumps(result)) == copy.copy(result) == result
+    assert str(pickle.loads(pickle.dumps(result.measured["loss"][0].error()))) == str(
+        result.measured["loss"][0].error()
+    )
+
+
+def test_results_without_the_members_that_diverged(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = train(replace(SHORT, seeds=(4, 0)))
+    assert whole.without_diverged() is whole
+    spoil(monkeypatch, (9,), step=30)
+    left = train(SHORT).without_diverged()
+    assert left.config.seeds == (4, 0)
+    assert left.diverged == {}
+    for member in (0, 1):
+        assert left.estimate("loss", member).value == pytest.approx(
+            whole.estimate("loss", member).value, rel=SAME_MEMBER
+        )
+    assert [len(losses) for _, losses in left.history] == [2, 2, 2]
+    assert trained_model(left).key_query.shape == (2, 3, 4, 4)
+    assert np.isfinite(left.parameters["key_query"]).all()
+
+
+def test_the_convergence_rule_looks_at_the_members_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = Convergence(window=100, tolerance=0.2, fall=0.9)
+    config = replace(
+        TINY, steps=2000, learning_rate=0.05, schedule="constant", stop_when_converged=rule, seeds=(0, 1)
+    )
+    alone = train(replace(config, seeds=(0,)))
+    spoil(monkeypatch, (1,), step=150)
+    result = train(config)
+    assert result.converged
+    assert abs(result.steps - alone.steps) <= 200  # other rounding may move the noisy end by a window or two
 
 
 @pytest.mark.parametrize(

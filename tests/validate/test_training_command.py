@@ -52,6 +52,12 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + FILE.encode())
+    assert len(read_configs(path, None)) == 2
+
+
 def test_runs_are_trained_measured_and_read_back(file: Path, monkeypatch, capsys) -> None:
     status, out, err = run(monkeypatch, capsys, str(file), "--workers", "1", "--json")
     assert (status, err) == (0, "")
@@ -81,6 +87,41 @@ def test_a_damaged_checkpoint_is_named(file: Path, monkeypatch, capsys) -> None:
     assert [one["measured"] for one in json.loads(again)["runs"]] == [
         one["measured"] for one in json.loads(out)["runs"]
     ]
+
+
+def test_runs_of_other_code_are_named(file: Path, monkeypatch, capsys) -> None:
+    with monkeypatch.context() as before:
+        before.setattr("sim.training.source_digest", lambda _: "before")
+        status, _, err = run(before, capsys, str(file), "--workers", "1", "--json")
+    assert (status, err) == (0, "")
+    status, out, err = run(monkeypatch, capsys, str(file), "--workers", "1", "--json")
+    assert status == 0
+    assert err.count("\n") == 2
+    for line, one in zip(err.splitlines(), json.loads(out)["runs"], strict=True):
+        assert line.startswith("attnlaws: the run in ")
+        assert f"{one['folder']} was made by other code (source before, now " in line
+
+
+def test_a_member_that_diverged_is_shown_as_such(file: Path, monkeypatch, capsys) -> None:
+    from sim.training import Training
+
+    usual = Training.batch
+
+    def spoilt(training, name: str, step: int):
+        directions, *rest = usual(training, name, step)
+        if step >= 6:
+            directions[1] = float("nan")
+        return directions, *rest
+
+    monkeypatch.setattr(Training, "batch", spoilt)
+    status, out, _ = run(monkeypatch, capsys, str(file), "--workers", "1", "--json")
+    assert status == 0
+    first, second = json.loads(out)["runs"][0]["measured"]["loss"]
+    assert first["value"] > 0
+    assert (second["value"], second["reason"]) == (None, "diverged: the loss was nan at step 7")
+    status, table, _ = run(monkeypatch, capsys, str(file), "--workers", "1")
+    assert status == 0
+    assert "diverged, step 7" in table
 
 
 def test_an_interrupt_says_how_to_go_on(file: Path, monkeypatch, capsys) -> None:

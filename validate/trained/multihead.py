@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +29,9 @@ from sim.head_patterns import (
     scalars_of,
 )
 from sim.montecarlo.multihead_training import ActivationName
-from sim.snapshots import Snapshots, train_with_snapshots
-from sim.streams import default_workers
-from sim.training import Schedule, TrainingConfig, TrainingResult, run_folder, trained_model
+from sim.snapshots import Snapshots, read_snapshots
+from sim.sweep import train_many
+from sim.training import Schedule, TrainingConfig, TrainingResult, trained_model
 from theory.multihead.softmax_risk import SoftmaxOptimum, optimum
 from theory.problems import MultiTaskRegression, RegressionTask
 from theory.results import Estimate, FloatArray
@@ -48,7 +46,6 @@ HEADS = (1, 2, 3, 4)
 # A member's seed is this times the command's seed, plus its number: no two commands share a member.
 SEED_STRIDE = 1024
 RUNS_WITH_SNAPSHOTS = "snapshots"
-RESULT = "result.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +120,30 @@ def _config(experiment: Any, profile: str, seed: int, steps: int, loss: Any) -> 
 class Ensemble:
     """Trained members with scalar circuits, and their path where it was kept.
 
-    omega, mu: shape (members, heads), ω with the factor of the logits; settled: members whose heads have both signs,
-    all where there is one head: heads that start with one sign may be trapped in a minimum of one sign.
+    trained, recorded: result and path of all members; those whose loss stopped being finite are counted in
+    ``diverged`` and left out of all else. omega, mu: shape (members, heads), ω with the factor of the logits; settled:
+    members whose heads have both signs, all where there is one head: heads that start with one sign may be trapped in
+    a minimum of one sign.
     """
 
-    result: TrainingResult
-    snapshots: Snapshots | None = None
+    trained: TrainingResult
+    recorded: Snapshots | None = None
+
+    @cached_property
+    def result(self) -> TrainingResult:
+        """The members that did not diverge."""
+        return self.trained.without_diverged()
+
+    @cached_property
+    def snapshots(self) -> Snapshots | None:
+        """Their path."""
+        kept = [member for member in range(self.trained.config.members) if member not in self.trained.diverged]
+        return None if self.recorded is None else self.recorded.of_members(kept)
+
+    @property
+    def diverged(self) -> int:
+        """Members whose loss stopped being finite."""
+        return len(self.trained.diverged)
 
     @property
     def experiment(self) -> MultiHead | ReducedHeads:
@@ -207,7 +222,8 @@ class Ensemble:
 
     def measured_loss(self) -> Estimate | None:
         """Measured loss at the length of training, as `losses_at`."""
-        return self._common_mean(list(self.result.measured["loss"]))
+        members = range(self.result.config.members)
+        return self._common_mean([self.result.estimate("loss", member) for member in members])
 
     def _common_mean(self, estimates: Sequence[Estimate]) -> Estimate | None:
         kept = [one for one, settled in zip(estimates, self.settled, strict=True) if settled]
@@ -226,19 +242,10 @@ class Ensemble:
 def layers(
     runs: TrainedRuns, configs: Sequence[TrainingConfig], progress: Progress = lambda _: None
 ) -> list[Ensemble]:
-    """Ensembles with their paths; those that are not on disk yet are trained, side by side."""
+    """Ensembles with their paths; those that are not on disk yet are trained, as all runs are."""
     folder = (_temporary_folder() if runs.folder is None else runs.folder) / RUNS_WITH_SNAPSHOTS
-    missing = [one for one in configs if not (run_folder(folder, one) / RESULT).exists()]
-    workers = min(default_workers() if runs.workers is None else runs.workers, len(missing))
-    if workers > 1:
-        # Widest first, so that the workers end together.
-        ordered = sorted(missing, key=lambda one: -getattr(one.experiment, "heads", 1))
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            pending = [pool.submit(train_with_snapshots, one, folder) for one in ordered]
-            for number, future in enumerate(pending, 1):
-                future.result()
-                progress(number / len(pending))
-    return [Ensemble(*train_with_snapshots(one, folder)) for one in configs]
+    found = train_many(configs, runs.processes, folder, progress, runs.scheduler, snapshots=True)
+    return [Ensemble(one, read_snapshots(one, folder)) for one in found]
 
 
 def core_configs(profile: str, seed: int, heads: Sequence[int] = HEADS) -> list[TrainingConfig]:
@@ -281,9 +288,12 @@ def settled_text(ensemble: Ensemble) -> str:
     """How many members are settled, for a row's remark."""
     trapped = int((~ensemble.settled).sum())
     total = len(ensemble.settled)
-    return f"mean over {total - trapped} of {total} members" + (
-        f"; {trapped} trapped with heads of one sign" if trapped else ""
-    )
+    remarks = [
+        f"mean over {total - trapped} of {total + ensemble.diverged} members",
+        *([f"{trapped} trapped with heads of one sign"] if trapped else []),
+        *([f"{ensemble.diverged} diverged"] if ensemble.diverged else []),
+    ]
+    return "; ".join(remarks)
 
 
 def within(value: float, reference: float, share: float, stderr: float = 0.0) -> bool:

@@ -11,9 +11,6 @@ from sim.sweep import train_many
 from sim.training import TrainingConfig, TrainingResult
 from validate.tables.comparison import Progress, Table
 
-# What a run costs besides its layers: contexts are drawn at every depth.
-LAYERS_PER_BATCH = 4
-
 
 @dataclass(frozen=True, slots=True)
 class TrainedTable:
@@ -40,18 +37,15 @@ class TrainedRuns:
     scheduler: str | None = None
     _known: dict[str, TrainingResult] = field(default_factory=dict, repr=False)
 
+    @property
+    def processes(self) -> int:
+        """Number of processes to train in."""
+        return default_workers() if self.workers is None else self.workers
+
     def results(self, configs: Sequence[TrainingConfig], progress: Progress = lambda _: None) -> list[TrainingResult]:
-        """Results of ``configs`` in their order; those that are not there yet are trained, the longest first."""
+        """Results of ``configs`` in their order; those that are not there yet are trained."""
         missing = {one.identity(): one for one in configs if one.identity() not in self._known}
         if missing:
-            workers = default_workers() if self.workers is None else self.workers
-            # The longest runs first, so that the workers end together.
-            ordered = sorted(missing.values(), key=cost, reverse=True)
-            found = train_many(ordered, workers, self.folder, progress, self.scheduler)
-            self._known.update({one.identity(): result for one, result in zip(ordered, found, strict=True)})
+            found = train_many(list(missing.values()), self.processes, self.folder, progress, self.scheduler)
+            self._known.update(zip(missing, found, strict=True))
         return [self._known[one.identity()] for one in configs]
-
-
-def cost(config: TrainingConfig) -> float:
-    """Rough cost of a run in arbitrary units: contexts times layers."""
-    return config.steps * config.batch * (LAYERS_PER_BATCH + getattr(config.experiment, "depth", 1))
