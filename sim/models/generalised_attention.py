@@ -124,39 +124,80 @@ class UpdatingAttention(FaithfulSoftmaxAttention):
         return torch.stack(moments)
 
 
-class _MixedRow(torch.autograd.Function):
-    """The row c A with A = softmax(R X^T): its gradient meets A in products with thin matrices only."""
+class _UpdatedRow(torch.autograd.Function):
+    """Horner's rule for the row over the labels: P x P numbers are made, read a few times, and never differentiated.
+
+    The gradient goes the other way, from the first layer to the last, with one row as well. Written out because
+    automatic differentiation keeps and passes over many more arrays of P x P numbers, which bound the time.
+    """
 
     @staticmethod
-    def forward(ctx: Any, row: Tensor, reads: Tensor, keys: Tensor) -> Tensor:
-        attention = torch.softmax(reads @ keys.transpose(-1, -2), dim=-1)
-        ctx.save_for_backward(row, reads, keys, attention)
-        return (row[..., None, :] @ attention)[..., 0, :]
+    def forward(ctx: Any, rows: Tensor, key_query: Tensor, step: Tensor, keys: Tensor) -> Tensor:
+        members, contexts, depth, tokens = rows.shape
+        flat, steps = keys.flatten(0, 1), _per_context(step, contexts)
+        attentions: list[Tensor] = []
+        totals = [rows[:, :, -1].reshape(-1, 1, tokens)]
+        scores = keys.new_empty(len(flat), tokens, tokens)
+        for layer in range(depth - 2, -1, -1):
+            torch.bmm(_context_reads(key_query[:, layer], keys).flatten(0, 1), flat.transpose(1, 2), out=scores)
+            attentions.append(torch.softmax(scores, dim=-1))
+            mixed = torch.bmm(totals[-1], attentions[-1])
+            totals.append(mixed.mul_(steps).add_(totals[-1]).add_(rows[:, :, layer].reshape(-1, 1, tokens)))
+        ctx.save_for_backward(key_query, step, keys, *totals[::-1], *attentions[::-1])
+        return totals[-1].reshape(members, contexts, tokens)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        # With S = R X^T and the incoming gradient γ: dc = A γ =: h and dS_ij = c_i A_ij (γ_j - h_i).
-        row, reads, keys, attention = ctx.saved_tensors
-        incoming = gradient[..., None]
-        row_gradient = (attention @ incoming)[..., 0]
-        moved, means = attention @ (incoming * keys), attention @ keys
-        read_gradient = row[..., None] * (moved - row_gradient[..., None] * means)
-        if not ctx.needs_input_grad[2]:
-            return row_gradient, read_gradient, None
-        sent = row[..., None] * reads
-        back = attention.transpose(-1, -2)
-        key_gradient = incoming * (back @ sent) - back @ (row_gradient[..., None] * sent)
-        return row_gradient, read_gradient, key_gradient
+        # With A = softmax(S), h = A γ and γ the gradient of c_ℓ: dS_ij = (m/L) c_(ℓ+1)i A_ij (γ_j - h_i), and the
+        # gradient of c_(ℓ+1) is γ + (m/L) h.
+        key_query, step, keys, *stored = ctx.saved_tensors
+        depth = key_query.shape[1]
+        totals, attentions = stored[:depth], stored[depth:]
+        flat, steps = keys.flatten(0, 1), _per_context(step, keys.shape[1])
+        key_query_gradient, step_gradient = torch.zeros_like(key_query), torch.zeros_like(step)
+        key_gradient = torch.zeros_like(flat) if ctx.needs_input_grad[3] else None
+        scores = torch.empty_like(attentions[0]) if attentions else None
+        incoming = gradient.reshape(-1, 1, gradient.shape[-1])
+        row_gradients = [incoming]
+        for layer, attention in enumerate(attentions):
+            # As the transpose of a contiguous row: a column of another layout takes a path many times slower.
+            mean = torch.bmm(attention, incoming.transpose(1, 2))
+            total = totals[layer + 1].transpose(1, 2)
+            weight = torch.sub(incoming, mean, out=scores).mul_(attention)
+            read_gradient = torch.bmm(weight, flat).mul_(steps * total)
+            per_member = read_gradient.view(keys.shape).flatten(1, 2)
+            key_query_gradient[:, layer] = per_member.transpose(1, 2) @ keys.flatten(1, 2)
+            step_gradient += (total * mean).view(len(step), -1).sum(dim=1)
+            if key_gradient is not None:
+                reads = _context_reads(key_query[:, layer], keys).flatten(0, 1)
+                key_gradient += torch.bmm(weight.transpose(1, 2), steps * total * reads)
+                key_gradient += (per_member @ key_query[:, layer]).view_as(flat)
+            incoming = torch.addcmul(incoming, steps, mean.transpose(1, 2))
+            row_gradients.append(incoming)
+        row_gradient = torch.cat(row_gradients, dim=1).view(*keys.shape[:2], depth, -1)
+        key_gradient = None if key_gradient is None else key_gradient.view_as(keys)
+        return row_gradient, key_query_gradient, step_gradient, key_gradient
 
 
-def mixed_row(row: Tensor, reads: Tensor, keys: Tensor) -> Tensor:
-    r"""The row :math:`c A` with :math:`A_{ij} = \mathrm{softmax}_j(r_i\cdot x_j)`, shape (..., P).
+def _per_context(step: Tensor, contexts: int) -> Tensor:
+    """A number per member, shape (members,), for each of its contexts, shape (members * contexts, 1, 1)."""
+    return step.repeat_interleave(contexts)[:, None, None]
 
-    row: c, shape (..., P); reads: r_i = B x_i, shape (..., P, d); keys: x_j, shape (..., P, d). Gradients take
-    products of A with 2d + 1 columns and no other pass over P x P numbers. Source: depth (82).
+
+def _context_reads(key_query: Tensor, keys: Tensor) -> Tensor:
+    """Reads B x_i from B of shape (members, d, d) and x_i of shape (members, n, P, d), shape (members, n, P, d)."""
+    return (keys.flatten(1, 2) @ key_query.transpose(1, 2)).view(keys.shape)
+
+
+def updated_row(rows: Tensor, key_query: Tensor, step: Tensor, keys: Tensor) -> Tensor:
+    r"""The row :math:`c_1`, shape (members, n, P), of :math:`c_\ell = p_\ell + c_{\ell+1}(I + sA_\ell)` from c_L = p_L.
+
+    rows: p_ℓ, shape (members, n, L, P); key_query: B_ℓ, shape (members, L, d, d), of which the last is not used; step:
+    s, shape (members,); keys: x_i, shape (members, n, P, d); A_ℓ is the softmax of x_j . B_ℓ x_i over j. Gradients are
+    of first order only. Source: depth (82) by Horner's rule.
     """
-    result: Tensor = _MixedRow.apply(row, reads, keys)  # type: ignore[no-untyped-call]
+    result: Tensor = _UpdatedRow.apply(rows, key_query, step, keys)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -191,8 +232,7 @@ class UpdatedEnsemble(nn.Module):
 
     def context_reads(self, layer: int, directions: Tensor) -> Tensor:
         """Reads B_ℓ x_i of the context tokens, shape (members, n, P, d). Source: depth (9)."""
-        flat = directions.flatten(1, 2) @ self.key_query[:, layer].transpose(-1, -2)
-        return flat.reshape(directions.shape)
+        return _context_reads(self.key_query[:, layer], directions)
 
     def context_attention(self, layer: int, directions: Tensor) -> Tensor:
         """Context attention A_ℓ, shape (members, n, P, P), rows i reading columns j. Source: depth (10), (78)."""
@@ -200,13 +240,10 @@ class UpdatedEnsemble(nn.Module):
 
     def label_weights(self, directions: Tensor, query_direction: Tensor) -> Tensor:
         """Weights of the original labels in the prediction, shape (members, n, P). Source: depth (82)."""
-        rows = self.attention(directions, query_direction).unbind(dim=2)
-        step = (self.update / len(rows))[:, None, None]
-        total = rows[-1]
-        for layer in range(len(rows) - 2, -1, -1):
-            mixed = mixed_row(total, self.context_reads(layer, directions), directions)
-            total = rows[layer] + total + step * mixed
-        return self.gain[:, None, None] / len(rows) * total
+        rows = self.attention(directions, query_direction)
+        depth = rows.shape[2]
+        total = updated_row(rows, self.key_query, self.update / depth, directions)
+        return self.gain[:, None, None] / depth * total
 
     def forward(self, directions: Tensor, query_direction: Tensor, labels: Tensor) -> Tensor:
         """Predictions, shape (members, n), from labels of shape (members, n, P). Source: depth (82)."""

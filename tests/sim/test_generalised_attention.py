@@ -19,8 +19,8 @@ from sim.models.generalised_attention import (  # noqa: E402
     UpdatedEnsemble,
     UpdatingAttention,
     layer_increments,
-    mixed_row,
     moment_prediction,
+    updated_row,
     updating_mask,
 )
 from sim.models.softmax_attention import FaithfulSoftmaxAttention, SoftmaxEnsemble, ensemble_weights  # noqa: E402
@@ -139,12 +139,23 @@ def test_without_update_the_context_is_fixed() -> None:
     assert updating_mask(2, torch.tensor(-2.0)).tolist() == [[-2, -2, 0], [-2, -2, 0], [1, 1, 0]]
 
 
-def test_gradients_of_the_mixed_row() -> None:
-    row, reads, keys = draw(13, 2, 4), draw(14, 2, 4, 3), draw(15, 2, 4, 3)
-    variables = [value.requires_grad_() for value in (row, reads, keys)]
-    assert torch.autograd.gradcheck(mixed_row, variables, atol=1e-8)
-    plain = (row[:, None] @ torch.softmax(reads @ keys.transpose(1, 2), dim=-1))[:, 0]
-    assert_equal_in_values_and_gradients(plain, mixed_row(row, reads, keys), variables)
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_gradients_of_the_updated_row(depth: int) -> None:
+    members, contexts, tokens, dim = 2, 3, 4, 3
+    rows, key_query = draw(13, members, contexts, depth, tokens), draw(14, members, depth, dim, dim)
+    variables = [value.requires_grad_() for value in (rows, key_query, draw(15, members))]
+    keys = draw(29, members, contexts, tokens, dim).requires_grad_()
+    assert torch.autograd.gradcheck(updated_row, (*variables, keys), atol=1e-8)
+    assert torch.autograd.gradcheck(lambda *values: updated_row(*values, keys.detach()), variables, atol=1e-8)
+    plain = rows[:, :, -1]
+    for layer in range(depth - 2, -1, -1):
+        reads = keys @ key_query[:, None, layer].transpose(2, 3)
+        attention = torch.softmax(reads @ keys.transpose(2, 3), dim=-1)
+        mixed = (plain[:, :, None] @ attention)[:, :, 0]
+        plain = rows[:, :, layer] + plain + variables[2][:, None, None] * mixed
+    fast = updated_row(*variables, keys)
+    used = [rows, key_query, *variables[2:], keys] if depth > 1 else [rows]
+    assert_equal_in_values_and_gradients(plain, fast, used)
 
 
 @pytest.mark.parametrize(("width", "depth"), SIZES)

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import sys
 import types
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from sim.contexts import SampleSize, sample_contexts
 from sim.streams import stream
-from sim.sweep import train_many
+from sim.sweep import cost, train_many
 from sim.training import trained_model
 from theory.depth import free_polynomial
 from theory.problems import PowerLawSpectrum
@@ -30,13 +31,14 @@ from validate.tables import (
 )
 from validate.tables.comparison import Agreement
 from validate.trained import attention, fits, generalised, linear, rows, scaling, softmax
-from validate.trained.runs import TrainedRuns, TrainedTable, cost
+from validate.trained.runs import TrainedRuns, TrainedTable
 
 pytestmark = pytest.mark.long
 
 torch = pytest.importorskip("torch")
 
 TINY = SampleSize(4, 1, 64)
+TINY_MODELS = generalised.ModelPlan((1, 2, 4), 3, TINY)
 NAMES = [
     name for name, entry in registry.TABLES.items() if isinstance(entry, TrainedTable) and name.startswith("depth:")
 ]
@@ -62,15 +64,14 @@ def floor_of(task):
 @pytest.fixture(scope="module")
 def tiny():
     """The profile "tiny" in every plan, on tiny sizes."""
-    model = generalised.ModelPlan((1, 2, 4), 3, TINY)
     plans = (
         (softmax.PLANS, softmax.Plan((1, 2, 4, 8), (3, 3, 3, 3), TINY, "tiny", every=False)),
         (linear.EASY, linear.EasyPlan((1, 2, 4, 8), (3, 6))),
         (linear.HARD, linear.HardPlan(6, 24, (1, 2), 3, 16, TINY)),
         (generalised.COPY, generalised.CopyPlan((1, 2), 3, (1, 3), TINY)),
-        (generalised.LAYER_VALUES, model),
-        (generalised.SINGLE_STREAM, model),
-        (generalised.UPDATES, model),
+        (generalised.LAYER_VALUES, TINY_MODELS),
+        (generalised.SINGLE_STREAM, TINY_MODELS),
+        (generalised.UPDATES, TINY_MODELS),
         (depth_figure_5.FLOOR_ERROR, 0.2),
         (depth_figure_5.MAX_CONTEXTS, 30_000),
         (depth_figure_7.SIZES, TINY),
@@ -186,6 +187,38 @@ def test_normalised_modes_start_at_one_and_end_at_zero():
     assert depth_figure_7._weak_over_strong(falls) == pytest.approx((1 / 2) / (3 / 4))
 
 
+def test_scatter_over_seeds_is_part_of_the_error(tiny, runs):
+    result = generalised.model_series(
+        runs, generalised.model_configs(generalised.updating, TINY_MODELS, 2, 3), 2
+    ).results[0]
+    chunks = 1 + 0.1 * stream(2, "chunks").standard_normal(16)
+    sampled = softmax.mean_over_seeds(chunks[None], result)
+    assert sampled == softmax.mean_over_seeds(np.tile(chunks, (3, 1)), result)
+    shifted = softmax.mean_over_seeds(chunks + np.array([[-0.3], [0.0], [0.3]]), result)
+    assert shifted.value == pytest.approx(sampled.value)
+    assert shifted.stderr == pytest.approx(np.hypot(sampled.stderr, 0.3 / np.sqrt(3)))
+    assert shifted.chunks == 3  # Welch: 2.1 degrees of freedom where the scatter of three dominates
+    # Members that scatter alike at both depths have no scatter in the ratio.
+    members = chunks * np.array([[0.5], [1.0], [1.5]])
+    ratio = softmax.ratio_of_means(2 * members, members, result)
+    assert (ratio.value, ratio.stderr) == (pytest.approx(2), pytest.approx(0, abs=1e-12))
+
+
+def test_generalised_models_are_trained_from_several_seeds(tiny, runs):
+    configs = generalised.model_configs(generalised.updating, TINY_MODELS, 2, 3)
+    series = generalised.model_series(runs, configs, 2)
+    assert [config.seeds for config in configs] == [(3, 4, 5)] * 3
+    updates = [generalised.learned_update(result) for result in series.results]
+    assert updates[0].stderr == 0  # one layer reads no updated context
+    assert updates[1].stderr > 0
+    assert generalised.seeds_remark(series.results[0]) == "3 seeds"
+    alone = dataclasses.replace(configs[1], seeds=(4,))
+    own = runs.results([alone])[0]
+    assert series.results[1].estimate("loss", 1).value == pytest.approx(own.loss.value, rel=1e-5)  # float32 training
+    assert generalised.learned_update(own).stderr == 0
+    assert "not in the error" in generalised.seeds_remark(own)
+
+
 def test_ratio_of_means_uses_common_contexts(tiny, runs):
     result = softmax.series(runs, softmax.softmax_task(0.0, 0.0, 2), tiny, 3).results[0]
     under = 1 + 0.5 * stream(0, "chunks").random(16)
@@ -291,13 +324,16 @@ def command(capsys, monkeypatch, *arguments):
     return status, captured.out, captured.err
 
 
-def test_command_trains_once_keeps_the_models_and_writes_the_table(tiny, tmp_path, capsys, monkeypatch):
+@pytest.fixture
+def tiny_figure_13(tiny, monkeypatch):
+    """The name depth:figure-13, two models, on the tiny profile whatever the command asks for."""
     configs, build = registry.TABLES["depth:figure-13"].configs, registry.TABLES["depth:figure-13"].build
-    monkeypatch.setitem(
-        registry.TABLES,
-        "depth:figure-13",
-        TrainedTable(lambda _, seed: configs(tiny, seed), lambda _, *rest: build(tiny, *rest)),
-    )
+    entry = TrainedTable(lambda _, seed: configs(tiny, seed), lambda _, *rest: build(tiny, *rest))
+    monkeypatch.setitem(registry.TABLES, "depth:figure-13", entry)
+    return entry
+
+
+def test_command_trains_once_keeps_the_models_and_writes_the_table(tiny_figure_13, tmp_path, capsys, monkeypatch):
     arguments = ("reproduce", "depth:figure-13", "--out", str(tmp_path), "--workers", "1", "--seed", "3")
     status, out, _ = command(capsys, monkeypatch, *arguments)
     assert status == 0
@@ -308,6 +344,50 @@ def test_command_trains_once_keeps_the_models_and_writes_the_table(tiny, tmp_pat
     assert command(capsys, monkeypatch, *arguments)[0] == 0
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == kept
     assert (tmp_path / "depth-figure-13.csv").read_text() == first
+
+
+def test_command_on_a_dask_cluster_of_processes_gives_the_bits_of_a_local_one(
+    tiny_figure_13, tmp_path, capsys, monkeypatch
+):
+    distributed = pytest.importorskip("distributed")
+    arguments = ("reproduce", "depth:figure-13", "--seed", "3", "--out")
+    assert command(capsys, monkeypatch, *arguments, str(tmp_path / "here"), "--workers", "1")[0] == 0
+    with (
+        dask_settings(),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
+        ) as cluster,
+    ):
+        there = (*arguments, str(tmp_path / "there"), "--scheduler", cluster.scheduler_address)
+        status, out, _ = command(capsys, monkeypatch, *there)
+        with distributed.Client(cluster, set_as_default=False) as client:
+            (trained,) = {"sim.training" in modules for modules in client.run(loaded_modules).values()}
+    assert (status, trained) == (0, True)
+    assert "percentile" in out
+    results = []
+    for place in ("here", "there"):
+        configs = tiny_figure_13.configs("any", 3)
+        kept = TrainedRuns(tmp_path / place / "runs", workers=1)
+        monkeypatch.setattr("sim.training.Training.advance", lambda _: pytest.fail("a run was not finished"))
+        results.append([(one.chunks, one.history, parameter_bits(one)) for one in kept.results(configs)])
+        monkeypatch.undo()
+    assert results[0] == results[1]
+    tables = [(tmp_path / place / "depth-figure-13.csv").read_bytes() for place in ("here", "there")]
+    assert tables[0] == tables[1]
+
+
+def dask_settings():
+    import dask
+
+    return dask.config.set({"distributed.admin.tick.limit": "60s", "distributed.worker.daemon": True})
+
+
+def loaded_modules():
+    return sorted(sys.modules)
+
+
+def parameter_bits(result):
+    return {name: array.tobytes() for name, array in result.parameters.items()}
 
 
 def test_command_lists_the_names(capsys, monkeypatch):

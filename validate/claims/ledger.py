@@ -292,6 +292,7 @@ def evaluate_all(claims: Iterable[Claim]) -> Iterator[Outcome]:
 def load_ledger() -> Ledger:
     """The ledger with every claim entered, in the order of the papers."""
     from validate.claims.depth import (
+        architecture,
         beyond,
         context_update,
         covariance_polynomial,
@@ -311,6 +312,7 @@ def load_ledger() -> Ledger:
     from validate.claims.multihead import setup as multihead_setup
     from validate.claims.multihead import solution_manifold as multihead_solution_manifold
     from validate.claims.multihead import trained as multihead_trained
+    from validate.claims.multihead import trained_extensions as multihead_trained_extensions
 
     merged = Ledger()
     for module in (
@@ -324,6 +326,7 @@ def load_ledger() -> Ledger:
         fits,
         tables,
         beyond,
+        architecture,
         mean_field,
         trained,
         multihead_setup,
@@ -335,6 +338,7 @@ def load_ledger() -> Ledger:
         extensions,
         multihead_beyond,
         multihead_trained,
+        multihead_trained_extensions,
     ):
         merged.merge(module.LEDGER)
     return merged

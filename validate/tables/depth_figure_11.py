@@ -7,10 +7,18 @@ from functools import partial
 
 from sim.training import TrainingConfig
 from theory.results import Estimate
-from validate.figures.panels import Curve, Panel, panel_figure
+from validate.figures.panels import Panel, estimate_curve, panel_figure
 from validate.tables.comparison import Agreement, Progress, Row, Table, paper_tables
 from validate.trained import softmax
-from validate.trained.generalised import UPDATE_STARTS, UPDATES, model_configs, model_series, updating
+from validate.trained.generalised import (
+    UPDATE_STARTS,
+    UPDATES,
+    learned_update,
+    model_configs,
+    model_series,
+    seeds_remark,
+    updating,
+)
 from validate.trained.rows import check_row, setting_of
 from validate.trained.runs import TrainedRuns
 from validate.trained.scaling import risk_panel
@@ -57,14 +65,19 @@ def build(profile: str, seed: int, progress: Progress, runs: TrainedRuns) -> Tab
         risk_panel(f"({letter}) top {s.task.top_k}", [(s, f)]) for letter, (s, f) in zip("ab", entries, strict=True)
     ]
     panels += [
-        Panel(f"({letter}) top {s.task.top_k}", "learned m", [Curve("", s.depths[1:], _updates(s)[1:])], log_y=False)
+        Panel(
+            f"({letter}) top {s.task.top_k}",
+            "learned m",
+            [estimate_curve("", s.depths[1:], _updates(s)[1:])],
+            log_y=False,
+        )
         for letter, (s, _) in zip("cd", entries, strict=True)
     ]
     plan = UPDATES[profile]
     notes = (
         "With one layer nothing reads the updated context, and m stays where it starts.",
-        f"Depths {plan.depths[0]} to {plan.depths[-1]}, {plan.steps} steps. Dashed: mean-field floor without updates; "
-        "a loss below it needs the update.",
+        f"Depths {plan.depths[0]} to {plan.depths[-1]}, {plan.steps} steps, {plan.members} seeds, whose "
+        "scatter is in the errors. Dashed: mean-field floor without updates; a loss below it needs the update.",
         f"m starts at {UPDATE_STARTS[2][2]:g} for top 2 and at {UPDATE_STARTS[16][2]:g} for top 16. It learns slowly "
         "and trades against what the first layers attend to, so that it depends on the start more than the loss does.",
     )
@@ -73,8 +86,9 @@ def build(profile: str, seed: int, progress: Progress, runs: TrainedRuns) -> Tab
                  time.perf_counter() - started, settings)  # fmt: skip
 
 
-def _updates(series: DepthSeries) -> list[float]:
-    return [float(result.parameters["update"][0]) for result in series.results]
+def _updates(series: DepthSeries) -> list[Estimate]:
+    """Learned m at each depth, over the seeds."""
+    return [learned_update(result) for result in series.results]
 
 
 def _saturation_row(series: DepthSeries) -> Row:
@@ -102,10 +116,10 @@ def _update_rows(series: DepthSeries) -> list[Row]:
             continue
         agreement = Agreement.UNTESTED
         if printed is not None:
-            agreement = Agreement.AGREES if abs(update - printed) <= UPDATE_TOLERANCE else Agreement.DIFFERS
-        one_run = Estimate(update, 0.0, result.loss.samples, result.loss.chunks, result.loss.seed)
+            near = abs(update.value - printed) <= UPDATE_TOLERANCE + 2 * update.stderr
+            agreement = Agreement.AGREES if near else Agreement.DIFFERS
         rows.append(
-            Row(setting_of(series.task, depth), "learned m", printed, trained=one_run, agreement=agreement,
-                remark="one training run: its scatter over seeds is not in the error")
+            Row(setting_of(series.task, depth), "learned m", printed, trained=update, agreement=agreement,
+                remark=seeds_remark(result))
         )  # fmt: skip
     return rows

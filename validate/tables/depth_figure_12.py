@@ -14,10 +14,19 @@ from sim.training import TrainingConfig, TrainingResult
 from theory.depth.context_update import identity_uniform_fit
 from theory.results import Estimate, FloatArray
 from validate.tables.comparison import Agreement, Progress, Row, Table, paper_tables
-from validate.trained.generalised import UPDATES, Model, ModelPlan, model_configs, updating, updating_alike
+from validate.trained.generalised import (
+    UPDATES,
+    Model,
+    ModelPlan,
+    learned_update,
+    model_configs,
+    seeds_remark,
+    updating,
+    updating_alike,
+)
 from validate.trained.rows import setting_of
 from validate.trained.runs import TrainedRuns
-from validate.trained.softmax import softmax_task
+from validate.trained.softmax import over_seeds, softmax_task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +51,7 @@ MODELS: tuple[tuple[str, int, Model], ...] = (
 def configs(profile: str, seed: int) -> list[TrainingConfig]:
     """The two-layer models of Figure 11, and one of top 2 whose layers start alike."""
     plan = UPDATES[profile]
-    two = ModelPlan((LAYERS,), plan.steps, plan.evaluation)
+    two = ModelPlan((LAYERS,), plan.steps, plan.evaluation, plan.members)
     return [model_configs(model, two, top_k, seed)[0] for _, top_k, model in MODELS]
 
 
@@ -61,19 +70,20 @@ def build(profile: str, seed: int, progress: Progress, runs: TrainedRuns) -> Tab
     printed = paper_tables()["depth:84"]
     rows: list[Row] = []
     matrices = {}
-    results = runs.results(configs(profile, seed))
+    results = [result.without_diverged() for result in runs.results(configs(profile, seed))]
     for i, ((title, top_k, _), result) in enumerate(zip(MODELS, results, strict=True)):
         matrices[title] = context_attention(result, seed).mean(axis=0)
         mean = identity_uniform_fit(matrices[title])
         rows += _rows(title, top_k, printed[f"rho_top{top_k}"], result, float(mean.r_squared))
         progress((i + 1) / len(MODELS))
-    alike, several = results[0].loss.value, results[1].loss.value
+    alike, several = (over_seeds(result, "loss").value for result in results[:2])
     notes = (
         "The weight of the identity is a mean over contexts. The mean matrix over random tokens has R squared near one "
         "for any attention that treats tokens alike, so that a printed R squared near one says little about single "
         "contexts, for which it is given here as well.",
-        f"Two layers, {UPDATES[profile].steps} steps. On top 2 the weight depends on the start: layers started alike "
-        f"end at R = {alike:.4g}, layers of several sharpnesses at {several:.4g} with a broader first layer.",
+        f"Two layers, {UPDATES[profile].steps} steps, {UPDATES[profile].members} seeds; the matrices "
+        "are of the first. On top 2 the weight depends on the start: layers started alike end "
+        f"at R = {alike:.4g}, layers of several sharpnesses at {several:.4g} with a broader first layer.",
     )
     settings = {"profile": profile, "seed": seed, "steps": UPDATES[profile].steps, "contexts": CONTEXTS}
     return Table(NAME, "context attention of the first of two layers", tuple(rows), notes,
@@ -82,19 +92,20 @@ def build(profile: str, seed: int, progress: Progress, runs: TrainedRuns) -> Tab
 
 def _rows(title: str, top_k: int, paper: float, result: TrainingResult, r_squared: float) -> list[Row]:
     setting = setting_of(softmax_task(0.0, 0.0, top_k), LAYERS)
-    weight = result.estimate("identity_weight")
+    weight = over_seeds(result, "identity_weight")
     like = weight.value > NEAR_IDENTITY if top_k == 2 else weight.value < MOSTLY_UNIFORM
     near = abs(weight.value - paper) <= WEIGHT_TOLERANCE
     kind = f"> {NEAR_IDENTITY:g}: nearly the identity" if top_k == 2 else f"< {MOSTLY_UNIFORM:g}: mostly uniform"
-    update = float(result.parameters["update"][0])
+    update = learned_update(result)
+    seen = f"m = {update.value:.2f}, {seeds_remark(result)}"
     other = "" if like else "a broader first layer has the lower loss"
     return [
         Row(setting, f"{title}: weight of the identity", paper, trained=weight,
             agreement=Agreement.AGREES if near else Agreement.DIFFERS,
-            remark=("" if near else "the weight depends on the start of training, ") + f"m = {update:.2f}"),
+            remark=("" if near else "the weight depends on the start of training, ") + seen),
         Row(setting, f"{title}: kind of the context attention", None, theory_text=kind, trained=weight,
             agreement=Agreement.AGREES if like else Agreement.DIFFERS, remark=other),
-        Row(setting, f"{title}: R squared, single contexts", None, trained=result.estimate("identity_r_squared")),
+        Row(setting, f"{title}: R squared, single contexts", None, trained=over_seeds(result, "identity_r_squared")),
         Row(setting, f"{title}: R squared, mean over contexts", None,
             trained=Estimate(r_squared, 0.0, CONTEXTS, CONTEXTS, weight.seed)),
     ]  # fmt: skip

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sim.contexts import SampleSize
 from sim.experiments.base import Experiment
 from sim.experiments.generalised import LayerValueSoftmax, SingleStreamSoftmax, UpdatingSoftmax
-from sim.training import TrainingConfig
+from sim.training import TrainingConfig, TrainingResult
 from theory.problems import CopyTask, PowerLawSpectrum, TopKTask
+from theory.results import Estimate
 from validate.trained.runs import TrainedRuns
 from validate.trained.softmax import CONTEXT, DIM, DepthSeries, softmax_task
 
@@ -26,11 +28,12 @@ class CopyPlan:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """A generalised model on the difficult task. depths: increasing; steps: of Adam."""
+    """A generalised model on the difficult task. depths: increasing; steps: of Adam; members: seeds at each depth."""
 
     depths: tuple[int, ...]
     steps: int
     evaluation: SampleSize
+    members: int = 3
 
 
 _QUICK, _PAPER = SampleSize(32, 2, 256), SampleSize(64, 8, 256)
@@ -43,7 +46,7 @@ LAYER_VALUES = {
     "paper": ModelPlan((1, 2, 4, 8, 16, 32, 64, 128), 2500, _PAPER),
 }
 SINGLE_STREAM = {
-    "quick": ModelPlan((1, 2, 4, 8), 1500, _QUICK),
+    "quick": ModelPlan((1, 2, 4, 8), 1000, _QUICK),
     "paper": ModelPlan((1, 2, 4, 8, 16, 32, 64), 10000, _PAPER),
 }
 UPDATES = {
@@ -100,7 +103,7 @@ def updating_alike(task: TopKTask, depth: int) -> Experiment:
 def model_configs(
     model: Model, plan: ModelPlan, top_k: int, seed: int, learning_rate: float = 0.1
 ) -> list[TrainingConfig]:
-    """Models of one kind on the isotropic task at all depths of the plan."""
+    """Models of one kind on the isotropic task at all depths of the plan, from several seeds side by side."""
     task = softmax_task(0.0, 0.0, top_k)
     configs = []
     for depth in plan.depths:
@@ -111,7 +114,7 @@ def model_configs(
                 steps=plan.steps,
                 learning_rate=learning_rate,
                 loss=experiment.losses[0],
-                seeds=(seed,),
+                seeds=tuple(seed + i for i in range(plan.members)),
                 evaluation=plan.evaluation,
                 evaluation_seed=seed,
             )
@@ -120,5 +123,20 @@ def model_configs(
 
 
 def model_series(runs: TrainedRuns, configs: Sequence[TrainingConfig], top_k: int) -> DepthSeries:
-    """Trained models of one kind over depth."""
-    return DepthSeries(softmax_task(0.0, 0.0, top_k), tuple(runs.results(configs)))
+    """Trained models of one kind over depth, without members that diverged."""
+    results = tuple(result.without_diverged() for result in runs.results(configs))
+    return DepthSeries(softmax_task(0.0, 0.0, top_k), results)
+
+
+def learned_update(result: TrainingResult) -> Estimate:
+    """Mean of the trained m over the members and its error; of one member the error is not known and given as 0."""
+    values = result.parameters["update"]
+    members = len(values)
+    error = float(values.std(ddof=1)) / math.sqrt(members) if members > 1 else 0.0
+    return Estimate(float(values.mean()), error, max(members, 2), max(members, 2), result.config.seeds[0])
+
+
+def seeds_remark(result: TrainingResult) -> str:
+    """How many trainings stand behind a learned parameter."""
+    members = result.config.members
+    return f"{members} seeds" if members > 1 else "one training run: its scatter over seeds is not in the error"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from theory.results import FloatArray
 from validate.figures.panels import Curve, Panel, estimate_curve
 from validate.mean_field import MeanFieldFloor
 from validate.tables.comparison import Agreement, Row
@@ -38,7 +39,8 @@ def convergence_rows(series: DepthSeries) -> list[Row]:
     depths = series.depths
     rows = []
     if len(shared) > 2:
-        share = ratio_of_means(shared[-1] - shared[-2], shared[-2] - shared[-3], series.results[0])
+        last, before = (_difference(shared[i], shared[i - 1]) for i in (-1, -2))
+        share = ratio_of_means(last, before, series.results[0])
         lost = share.stderr > UNRESOLVED
         holds = abs(share.value) < 1
         remark = "the shared error has not begun to settle at these depths"
@@ -51,7 +53,7 @@ def convergence_rows(series: DepthSeries) -> list[Row]:
             "" if holds else remark,
         )
         if lost:
-            row = replace(row, agreement=Agreement.UNTESTED, remark="the steps are lost in the sampling error")
+            row = replace(row, agreement=Agreement.UNTESTED, remark="the steps are lost in the error")
         rows.append(row)
     if len(disagreement) > 1:
         ratio = series.ratio(-1, -2, "disagreement")
@@ -67,6 +69,12 @@ def convergence_rows(series: DepthSeries) -> list[Row]:
             )
         )
     return rows
+
+
+def _difference(rows: FloatArray, others: FloatArray) -> FloatArray:
+    """Difference member by member, of those that both have."""
+    members = min(len(rows), len(others))
+    return rows[:members] - others[:members]
 
 
 def label_of(series: DepthSeries) -> str:

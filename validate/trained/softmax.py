@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -67,17 +68,17 @@ class DepthSeries:
         """The depths."""
         return [depth_of(result) for result in self.results]
 
-    def chunks(self, name: str) -> FloatArray:
-        """Means of a measured quantity over each chunk of the common contexts, (depths with it, chunks)."""
-        return self.scale * np.array([r.chunks[name][0] for r in self.results if name in r.chunks])
+    def chunks(self, name: str) -> list[FloatArray]:
+        """Means over each chunk of the common contexts, (members, chunks), at each depth that has the quantity."""
+        return [self.scale * np.array(r.chunks[name]) for r in self.results if name in r.chunks]
 
     def estimates(self, name: str = "loss") -> list[Estimate]:
-        """A measured quantity at the depths that have it: the decomposition starts at two layers."""
-        found = [result.estimate(name) for result in self.results if name in result.measured]
+        """A measured quantity at the depths that have it, over the seeds: the decomposition starts at two layers."""
+        found = [over_seeds(result, name) for result in self.results if name in result.measured]
         return [scaled(one, self.scale) for one in found]
 
     def ratio(self, over: int, under: int, name: str = "loss") -> Estimate:
-        """A quantity at one depth over that at another, by index, with the error on their common contexts."""
+        """A quantity at one depth over that at another, by index, with the error on common contexts and over seeds."""
         rows = self.chunks(name)
         return ratio_of_means(rows[over], rows[under], self.results[0])
 
@@ -87,11 +88,38 @@ def scaled(estimate: Estimate, factor: float) -> Estimate:
     return replace(estimate, value=factor * estimate.value, stderr=abs(factor) * estimate.stderr)
 
 
+def over_seeds(result: TrainingResult, name: str) -> Estimate:
+    """Mean of a measured quantity over the members of a run, with the error of `mean_over_seeds`."""
+    if len(result.chunks[name]) == 1:
+        return result.estimate(name)
+    return mean_over_seeds(np.array(result.chunks[name]), result)
+
+
+def mean_over_seeds(rows: FloatArray, result: TrainingResult) -> Estimate:
+    """Mean of chunk means, (members, chunks), on common contexts: their error, and the scatter of the trainings.
+
+    Members are measured on the same contexts, so that their scatter is that of training alone, and both errors add in
+    squares. Degrees of freedom are Welch's, rounded down.
+    """
+    config = result.config
+    sampled = estimate_from_chunks(rows.mean(axis=0), config.evaluation.contexts, config.evaluation_seed)
+    members = len(rows)
+    if members == 1:
+        return sampled
+    scatter = float(rows.mean(axis=1).std(ddof=1)) / math.sqrt(members)
+    total = math.hypot(sampled.stderr, scatter)
+    parts = sampled.stderr**4 / (sampled.chunks - 1) + scatter**4 / (members - 1)
+    freedom = int(total**4 / parts) if parts > 0 else sampled.chunks - 1
+    return replace(sampled, stderr=total, chunks=1 + max(freedom, 1))
+
+
 def ratio_of_means(over: FloatArray, under: FloatArray, result: TrainingResult) -> Estimate:
-    """Ratio of the means of two rows of chunk means on the same contexts, by linearisation."""
+    """Ratio of the means of chunk means on the same contexts, (chunks,) or (members, chunks), by linearisation."""
+    # Depths may have lost different members; the others are as good as any.
+    kept = min(len(np.atleast_2d(row)) for row in (over, under))
+    over, under = np.atleast_2d(over)[:kept], np.atleast_2d(under)[:kept]
     ratio = over.mean() / under.mean()
-    pseudo = ratio + (over - ratio * under) / under.mean()
-    return estimate_from_chunks(pseudo, result.config.evaluation.contexts, result.config.evaluation_seed)
+    return mean_over_seeds(ratio + (over - ratio * under) / under.mean(), result)
 
 
 def depth_of(result: TrainingResult) -> int:

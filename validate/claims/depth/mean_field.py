@@ -182,8 +182,8 @@ def law_top_16() -> Iterator[Evidence]:
 @LEDGER.claim(
     "beyond:mean-field-law-flat",
     "the floor of top 16 is well determined, its law is not",
-    r"\text{along }\beta\approx1.9\,\alpha\text{ the loss is flat: }(7,13)\text{ alone is within 0.5 % of the best, }"
-    r"(18,36)\text{ and }(25,50)\text{ within 1.5 %, with }A-C=12\text{ and }20",
+    r"\text{along }\beta\approx1.9\,\alpha\text{ the loss is flat: }(7,13)\text{ alone is within 0.5 \% of the best, }"
+    r"(18,36)\text{ and }(25,50)\text{ within 1.5 \%, with }A-C=12\text{ and }20",
 )
 def law_flat() -> Iterator[Evidence]:
     for types, margin, size in ((((7, 13),), 0.005, 12.0), (((18, 36), (25, 50)), PRINTED_ERROR, 20.0)):
@@ -291,7 +291,8 @@ def _independent_layers() -> Iterator[Evidence]:
 @LEDGER.claim(
     "beyond:mean-field-shared-noise",
     "the price of one set of noise draws in both factors",
-    r"\text{estimating with }M\text{ shared draws adds }(A-C)/M,\ 0.03\text{ at }M=200\text{ for top 16 (10 % of the floor)}",
+    r"\text{estimating with }M\text{ shared draws adds }(A-C)/M,\ 0.03\text{ at }M=200"
+    r"\text{ for top 16 (10 \% of the floor)}",
     reading="0.03 within half, for independent draws and the printed law",
 )
 def shared_noise() -> Iterator[Evidence]:

@@ -328,7 +328,7 @@ def _deviations(task: RegressionTask, index: int, gamma: float, count: int) -> F
 @LEDGER.claim(
     "multihead:thm-4.2-i",
     "Theorem 4.2 (i), approximation",
-    r"L\gtrsim\log(1/\delta),\ \gamma\lesssim(\sqrt d\log(L/\delta))^{-1},\ \check\mu=\eta/(2\gamma)\Rightarrow"
+    r"L\gtrsim\log(1/\delta),\ \gamma\lesssim(\sqrt d\log(L/\delta))^{-1},\ \check\mu=\eta/(2\gamma)\Rightarrow "
     r"P\big(|\hat y_q(\theta)-\hat y_q^{gd}(\eta)|\le\tilde O(\sqrt{1+\sigma^2}\,\gamma d)\big)\ge1-\delta",
     reading="with constants one and no logarithm, at delta = 0.01 and eta = 1; then the limit gamma -> 0",
 )
