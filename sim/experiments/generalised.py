@@ -13,6 +13,7 @@ from sim.experiments.base import Arrays, Experiment, Loss, register
 from sim.experiments.label_weights import (
     GAIN_RATE,
     LabelWeights,
+    attention_work,
     decomposed,
     dim_of,
     fix_softmax_fields,
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 MAX_UPDATE = 1e3
+# Rough microseconds per pair of tokens and layer.
+PAIR_WORK = 0.003
 
 
 @register
@@ -103,6 +106,11 @@ class UpdatingSoftmax(LabelWeights):
         """As for the other models, and the fit of the first context attention. Source: depth (82)-(84), (90)."""
         measured = LabelWeights.measure(self, model, batch)
         return measured | identity_measures(model.context_attention(0, batch[0]))
+
+    def work(self) -> float:
+        """As without updates, and attention of every token on every other in all layers but the last."""
+        assert self.problem.context is not None
+        return LabelWeights.work(self) + PAIR_WORK * (self.depth - 1) * self.problem.context**2
 
     def _layer_errors(self, model: Any, batch: tuple[Tensor, ...]) -> Tensor:
         directions, query_direction, target, factors = batch
@@ -192,6 +200,10 @@ class SingleStreamSoftmax(Experiment):
     def unit(self) -> float:
         """Mean square of a label."""
         return label_unit(self.problem) ** 2
+
+    def work(self) -> float:
+        """Drawing tokens and reading them, by every layer."""
+        return attention_work(self.problem, self.depth)
 
     def parameter_groups(self, model: Any) -> list[dict[str, Any]]:
         """Maps at the rate over dim, as their entries are that much smaller; readouts at a tenth."""

@@ -28,6 +28,8 @@ Parametrisation = Literal["matrices", "scalars", "shared matrix", "shared scalar
 
 # Numbers of tokens held at a time while covariances of the top-k task are formed.
 TOKEN_NUMBERS = 2**22
+# Rough microseconds per entry of a matrix of the context: of its draws, and of a layer.
+ROTATION_WORK, COVARIANCE_WORK, PRODUCT_WORK = 0.03, 0.02, 0.001
 
 
 @register
@@ -185,6 +187,14 @@ class LinearLayers(Experiment):
 
         teacher = visible_teacher_variances(self.problem) * (self._largest() / self.unit())
         return torch.tensor(teacher, dtype=like.dtype, device=like.device)
+
+    def work(self) -> float:
+        """Products of matrices, and the draws of covariances and rotations; little of either in closed form."""
+        matrices, finite = not self.scalar, self.problem.context is not None
+        if not matrices and not finite:
+            return Experiment.work(self)
+        parts = ROTATION_WORK * matrices + COVARIANCE_WORK * finite + PRODUCT_WORK * self.depth
+        return parts * len(self._variances()) ** 2
 
     def unit(self) -> float:
         """Mean square of a label."""
