@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sim.allocator import keep_freed_memory
 from sim.experiments.base import checked_fields
 from sim.origin import OtherCodeWarning
 from sim.runs import CheckpointWarning
@@ -338,6 +339,7 @@ _steps: Any = None
 def _start_worker(stop: Any, steps: Any) -> None:
     global _stop_flag, _steps
     _stop_flag, _steps = stop, steps
+    keep_freed_memory()
     # Ctrl-C reaches all processes of a terminal; the parent passes it on as a request to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

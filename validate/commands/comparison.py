@@ -136,17 +136,20 @@ def build_tables(
 
     quiet: do not say on standard output how many models there were.
     """
+    from sim.allocator import keep_freed_memory
+    from validate.commands.findings import named_findings
     from validate.tables.registry import build_table, needed_runs
 
+    keep_freed_memory()
     needed = needed_runs(chosen, profile, seed)
     if needed:
         started = time.perf_counter()
-        with progress_bar(f"training {len(needed)} models") as progress:
+        with named_findings(), progress_bar(f"training {len(needed)} models") as progress:
             runs.results(needed, progress)
         if not quiet:
             seconds = time.perf_counter() - started
             print_lines(f"{len(needed)} models trained, or read from {runs.folder}, in {seconds:.0f} s", "")
     for name, entry in chosen.items():
-        with progress_bar(name) as progress:
+        with named_findings(), progress_bar(name) as progress:
             table = build_table(entry, profile, seed, progress, runs)
         yield table

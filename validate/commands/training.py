@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import tomllib
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from validate.commands.findings import named_findings
 from validate.commands.tools import Number, json_option, print_json, print_lines, print_table, progress_bar
 
 if TYPE_CHECKING:
@@ -53,13 +52,15 @@ def train(
         print_json({"presets": names}) if as_json else print_lines(*names)
         return
     configs = read_configs(config, preset)
+    from sim.allocator import keep_freed_memory
     from sim.streams import default_workers
     from sim.sweep import train_many
     from sim.training import require_torch, run_folder
 
     require_torch()
+    keep_freed_memory()
     try:
-        with _named_findings(), progress_bar(f"training {len(configs)} run{'s' * (len(configs) > 1)}") as progress:
+        with named_findings(), progress_bar(f"training {len(configs)} run{'s' * (len(configs) > 1)}") as progress:
             results = train_many(configs, default_workers() if workers is None else workers, out, progress, scheduler)
     except KeyboardInterrupt:
         click.echo("attnlaws: the same command goes on from the last checkpoints", err=True)
@@ -140,23 +141,3 @@ def _leaves(content: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]
             yield from _leaves(value, f"{before}{key}.")
         else:
             yield f"{before}{key}", value
-
-
-@contextmanager
-def _named_findings() -> Iterator[None]:
-    """Say in one sentence each which damaged files and which runs of other code were found."""
-    from sim.sweep import PASSED_ON
-
-    with warnings.catch_warnings():
-        for category in PASSED_ON:
-            warnings.simplefilter("always", category)
-        usual = warnings.showwarning
-
-        def show(message: Any, category: type[Warning], *rest: Any) -> None:
-            if issubclass(category, PASSED_ON):
-                click.echo(f"attnlaws: {message}", err=True)
-            else:
-                usual(message, category, *rest)
-
-        warnings.showwarning = show  # type: ignore[assignment]
-        yield
