@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import inspect
 import json
@@ -45,7 +46,7 @@ ROOT = Path(__file__).parent.parent
 # What a figure may depend on beside its own function.
 SOURCES = (
     "theory/**/*.py", "sim/montecarlo/**/*.py", "sim/contexts.py", "validate/figures/comparison.py",
-    "validate/power_law_fit.py", "validate/fits/*.py", "validate/figures/power_law_fit.py",
+    "validate/power_law_fit.py", "validate/fits/*.py", "validate/figures/power_law_fit.py", "docs/studies/valley.csv",
 )  # fmt: skip
 SIZE = (6.4, 3.8)
 SPECTRUM = PowerLawSpectrum(input_exponent=2, teacher_exponent=1, dim=128)
@@ -438,6 +439,29 @@ def multitask_figure() -> Figure:
     return figure
 
 
+def valley_figure() -> Figure:
+    """Scale of trained heads over rate x steps x root of the batch, from the table of the study."""
+    figure, axes = canvas(r"rate $\times$ steps $\times\sqrt{\mathrm{batch}}$", r"scale $\gamma$")
+    with (ROOT / "docs" / "studies" / "valley.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["loss"] == "sampled"]
+    for rate, color in zip(sorted({float(row["rate"]) for row in rows}), (SAMPLED, PAPER, TRAINED), strict=True):
+        for batch, marker in zip(sorted({int(row["batch"]) for row in rows}), "osv", strict=True):
+            own = [row for row in rows if (float(row["rate"]), int(row["batch"])) == (rate, batch)]
+            steps = sorted({int(row["steps"]) for row in own})
+            places = [np.mean([float(row["gamma"]) for row in own if int(row["steps"]) == step]) for step in steps]
+            axes.loglog(rate * np.sqrt(batch) * np.array(steps), places, marker, ms=5, color=color,
+                        label=f"rate {rate:g}, batch {batch}")  # fmt: skip
+    time = np.geomspace(100, 6000, 2)
+    axes.loglog(time, 0.155 * (time / 500) ** -0.2, ":", color=THEORY, label="slope -1/5")
+    best = softmax_risk.optimum(REGRESSION, 2)
+    axes.axhline(np.abs(best.omega).max(), color=THEORY, lw=0.8)
+    axes.annotate(r"$\gamma^*$", (4000, 1.03 * np.abs(best.omega).max()))
+    axes.set_yticks([0.1, 0.2, 0.3], ["0.1", "0.2", "0.3"])
+    axes.minorticks_off()
+    axes.legend(frameon=False, fontsize=7, loc="lower left", bbox_to_anchor=(0, 0.06))
+    return figure
+
+
 def fits_figure() -> Figure:
     """A power-law fit of the example losses."""
     data = power_law_fit.read_losses(ROOT / "docs" / "examples" / "fit_losses.csv")
@@ -462,6 +486,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "multihead-bayes-risk": bayes_risk_figure,
     "multihead-activations": activations_figure,
     "multihead-multitask": multitask_figure,
+    "multihead-valley": valley_figure,
     "fits": fits_figure,
 }
 

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
 from theory.problems import RegressionTask
-from theory.results import DomainError
+from theory.results import DomainError, PrecisionError
+
+_Value = TypeVar("_Value")
+BEYOND_FLOAT = "it is beyond 1e308"
 
 
 def softmax_risk_prediction(task: RegressionTask, omega: list[float], mu: list[float]) -> dict[str, Any]:
-    """Exact and approximate risk of softmax attention with one ω and one μ per head, and the best μ for these ω."""
+    """Exact and approximate risk of softmax attention with one ω and one μ per head, and the best μ for these ω.
+
+    Only the exact risk must exist; what else is not known is ``None``, with its reason.
+    """
     from theory.multihead.approximate_loss import approximate_loss
     from theory.multihead.gradient_descent import infinite_length_risk
     from theory.multihead.softmax_risk import optimal_mu, softmax_risk
 
     exact = softmax_risk(task, omega, mu)
-    approximate = float(approximate_loss(task, omega, mu))
+    with np.errstate(over="ignore"):  # an overflow is named as the reason
+        approximate, approximate_reason = known_number(lambda: float(approximate_loss(task, omega, mu)))
     content: dict[str, Any] = {
         "task": task.to_json(),
         "omega": [float(w) for w in omega],
         "mu": [float(m) for m in mu],
         "exact": exact.value,
         "tolerance": exact.tolerance,
-        "approximate": approximate if np.isfinite(approximate) else None,
+        "approximate": approximate,
+        "approximate_reason": approximate_reason,
         "effective_step": float(np.dot(omega, mu)),
         "infinite_test_length": infinite_length_risk(task.noise, omega, mu),
         "best_mu": None,
@@ -32,37 +41,68 @@ def softmax_risk_prediction(task: RegressionTask, omega: list[float], mu: list[f
         "best_mu_reason": "heads with equal omega share their mu in any way",
     }
     if len(set(omega)) == len(omega):
-        best, risk = optimal_mu(task, omega)
-        content |= {"best_mu": best.tolist(), "best_mu_risk": risk.value, "best_mu_reason": None}
+        best, reason = known(lambda: optimal_mu(task, omega))
+        content["best_mu_reason"] = reason
+        if best is not None:
+            content |= {"best_mu": best[0].tolist(), "best_mu_risk": best[1].value}
     return content
 
 
 def icl_risk_prediction(task: RegressionTask) -> dict[str, Any]:
-    """Risks of vanilla and debiased gradient descent at their best steps, of Bayes, and bounds on their ratio."""
+    """Risks of vanilla and debiased gradient descent at their best steps, of Bayes, and bounds on their ratio.
+
+    What is not known at this size is ``None``, with its reason.
+    """
     from theory.multihead import bayes_risk, gradient_descent
 
     step_vanilla, step_debiased = gradient_descent.vanilla_step(task), gradient_descent.debiased_step(task)
     vanilla = float(gradient_descent.vanilla_step_risk(task, step_vanilla))
     debiased = float(gradient_descent.debiased_step_risk(task, step_debiased))
-    bayes, ratio = bayes_risk.bayes_risk(task), task.dim / task.context
-    limit = float(bayes_risk.bayes_risk_limit(ratio, task.noise))
-    noisy, positive = task.noise > 0, bayes.value > 0
+    bayes, bayes_reason = known(lambda: bayes_risk.bayes_risk(task))
+    size = task.dim / task.context
+    if bayes is None:
+        ratio, ratio_reason = None, "the Bayes risk is not known"
+    elif bayes.value == 0:
+        ratio, ratio_reason = None, "the Bayes risk is zero"
+    else:
+        ratio, ratio_reason = known_number(lambda: debiased / bayes.value)
+    with np.errstate(over="ignore", divide="ignore"):  # tiny noise: an overflow is named as the reason
+        bound, bound_reason = known_number(lambda: bayes_risk.sharp_ratio_bound(task))
+        paper_bound, paper_reason = known_number(lambda: float(bayes_risk.paper_ratio_bound(size, task.noise)))
     return {
         "task": task.to_json(),
         "labels": "noisy: the irreducible noise is part of every risk",
         "vanilla": vanilla,
         "debiased": debiased,
-        "bayes": bayes.value,
-        "bayes_tolerance": bayes.tolerance,
-        "bayes_limit": limit,
+        "bayes": None if bayes is None else bayes.value,
+        "bayes_tolerance": None if bayes is None else bayes.tolerance,
+        "bayes_reason": bayes_reason,
+        "bayes_limit": float(bayes_risk.bayes_risk_limit(size, task.noise)),
         "step_vanilla": step_vanilla,
         "step_debiased": step_debiased,
-        "ratio_debiased_bayes": debiased / bayes.value if positive else None,
-        "ratio_reason": None if positive else "the Bayes risk is zero",
-        "ratio_bound": bayes_risk.sharp_ratio_bound(task) if noisy else None,
-        "ratio_bound_paper": float(bayes_risk.paper_ratio_bound(ratio, task.noise)) if noisy else None,
-        "bound_reason": None if noisy else "the bounds need noise > 0",
+        "ratio_debiased_bayes": ratio,
+        "ratio_reason": ratio_reason,
+        "ratio_bound": bound,
+        "ratio_bound_paper": paper_bound,
+        "bound_reason": bound_reason,
+        "bound_paper_reason": paper_reason,
     }
+
+
+def known(compute: Callable[[], _Value]) -> tuple[_Value | None, str | None]:
+    """A value that may lie beyond what is known, with None for the reason, or None with the reason."""
+    try:
+        return compute(), None
+    except (DomainError, PrecisionError) as failure:
+        return None, str(failure)
+
+
+def known_number(compute: Callable[[], float]) -> tuple[float | None, str | None]:
+    """As `known`, for a number that may also overflow."""
+    number, reason = known(compute)
+    if number is None or np.isfinite(number):
+        return number, reason
+    return None, BEYOND_FLOAT
 
 
 def optimum_prediction(task: RegressionTask, heads: int, activation: str, scale: float) -> dict[str, Any]:

@@ -276,7 +276,7 @@ def test_softmax_risk_of_equal_heads_has_no_unique_mu(capsys):
     single = json.loads(run(capsys, "softmax-risk", *REGRESSION, "--omega", "0.5", "--mu", "1.5", "--json")[1])
     assert content["best_mu"] is None
     assert content["exact"] == pytest.approx(single["exact"], rel=1e-10)
-    assert "not unique" in run(capsys, *arguments)[1]
+    assert "share their mu" in run(capsys, *arguments)[1]
 
 
 def test_icl_risk(capsys, tmp_path):
@@ -300,7 +300,7 @@ def test_icl_risk_without_noise_gives_reasons(capsys):
     assert content["ratio_debiased_bayes"] is None
     assert content["ratio_reason"]
     assert content["bound_reason"]
-    assert "undefined" in run(capsys, "icl-risk", "--dim", "2", "--context", "9", "--noise", "0")[1]
+    assert "the Bayes risk is zero" in run(capsys, "icl-risk", "--dim", "2", "--context", "9", "--noise", "0")[1]
 
 
 def test_optimum(capsys):
@@ -332,7 +332,6 @@ def test_optimum(capsys):
         ),
         (["optimum", *REGRESSION, "--heads", "2", "--scale", "7"], ["scale", "exp", "7"]),
         (["softmax-risk", *REGRESSION, "--omega", "0.1", "--mu", "1e200"], ["mu", "1e+100", "1e+200"]),
-        (["icl-risk", "--dim", "5", "--context", "1e18", "--noise", "0.1"], ["max(dim, context)", "1e+17"]),
     ],
 )
 def test_bad_input_of_the_multihead_commands(capsys, arguments, words):
@@ -340,3 +339,60 @@ def test_bad_input_of_the_multihead_commands(capsys, arguments, words):
     assert (status, out, err.count("\n")) == (2, "", 1)
     for word in words:
         assert word in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing", "text"),
+    [
+        (["--dim", "1000", "--context", "100000", "--noise", "0", "--omega", "1", "--mu", "1"], "approximate", "700"),
+        (["--dim", "1000", "--context", "100", "--noise", "0", "--omega", "0.8", "--mu", "1e30"], "approximate", "1e308"),
+        ([*REGRESSION, "--omega", "0.1,0.1000000001", "--mu", "1,1"], "best_mu", "too close"),
+    ],
+)  # fmt: skip
+def test_what_is_not_known_beside_the_exact_softmax_risk(capsys, arguments, missing, text, tmp_path):
+    status, out, err = run(capsys, "softmax-risk", *arguments, "--json")
+    content = json.loads(out)
+    assert (status, err) == (0, "")
+    assert content["exact"] > 0
+    assert content[missing] is None
+    assert text in content[f"{missing}_reason"]
+    other = {"approximate": "best_mu", "best_mu": "approximate"}[missing]
+    assert content[other] is not None
+    assert content[f"{other}_reason"] is None
+    path = tmp_path / "risk.svg"
+    status, out, _ = run(capsys, "softmax-risk", *arguments, "--plot", str(path))
+    assert status == 0
+    assert f"unknown: {content[f'{missing}_reason']}" in out
+    assert "exact risk" in out
+    assert ("not shown" in path.read_text()) == (missing == "approximate")
+
+
+def test_icl_risk_beyond_the_exact_bayes_risk(capsys, tmp_path):
+    arguments = ["icl-risk", "--dim", "500", "--context", "500", "--noise", "1e-3"]
+    path = tmp_path / "risk.svg"
+    status, out, err = run(capsys, *arguments, "--plot", str(path), "--json")
+    content = json.loads(out)
+    assert (status, err) == (0, "")
+    assert content["bayes"] is content["bayes_tolerance"] is content["ratio_debiased_bayes"] is None
+    assert "300" in content["bayes_reason"]
+    assert "Bayes" in content["ratio_reason"]
+    # At this size the limit is within a few 1/dim of the exact risk, and the bound must lie above the ratio to it.
+    assert content["debiased"] / content["bayes_limit"] < content["ratio_bound"]
+    assert "Bayes not shown:" in path.read_text()
+    status, out, _ = run(capsys, *arguments)
+    assert status == 0
+    assert "Bayes                      unknown: min(dim, context) must be at most 300" in out
+    assert "bound at this size" in out
+
+
+def test_icl_risk_with_noise_too_small_for_its_bounds(capsys):
+    content = json.loads(run(capsys, "icl-risk", "--dim", "5", "--context", "40", "--noise", "1e-320", "--json")[1])
+    assert content["bayes"] > 0
+    for name, reason in (
+        ("ratio_debiased_bayes", "ratio_reason"),
+        ("ratio_bound", "bound_reason"),
+        ("ratio_bound_paper", "bound_paper_reason"),
+    ):
+        assert content[name] is None
+        assert "1e308" in content[reason]
+    assert run(capsys, "icl-risk", "--dim", "5", "--context", "40", "--noise", "1e-320")[0] == 0

@@ -51,6 +51,7 @@ WRONG_AS_PRINTED = {
     "conj-5.3": Verdict.MISPRINT,
     "def-5.2": Verdict.MISPRINT,
     "contribution-f": Verdict.MISPRINT,
+    "fig-18-trained": Verdict.OVERCLAIM,
 }
 CLAIMS = {claim.id.removeprefix("multihead:"): claim for claim in load_ledger().select(paper="multihead")}
 BEYOND = {
@@ -66,6 +67,9 @@ BEYOND = {
     "two-head-flow",
     "flow-stages",
     "multi-task",
+    "multi-task-ranks",
+    "multi-task-trained",
+    "trained-preconditioner",
     "length-floor",
     "same-sign-minimum",
 }

@@ -3,17 +3,20 @@
 import csv
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
 
 from sim.contexts import SampleSize
+from sim.divergence import Diverged
 from sim.head_patterns import Circuits
 from sim.snapshots import Snapshots
+from sim.training import Numerics, TrainingResult
 from theory.multihead.gradient_descent import debiased_preconditioner, vanilla_preconditioner
-from theory.multihead.multitask import cross_task_rule, descent_pattern, descent_rule, rule_risk, signal_mask
+from theory.multihead.multitask import cross_task_rule, descent_pattern, descent_rule, signal_mask
 from theory.problems import RegressionTask
-from theory.results import DomainError
+from theory.results import DomainError, Estimate
 from validate.figures.multihead_heads import HeadPath, circuit_maps, heads_figure
 from validate.tables import (
     comparison,
@@ -74,8 +77,8 @@ def test_needed_runs_are_those_that_builders_ask_for(tiny):
     entries = {name: registry.TABLES[name] for name in NAMES}
     needed = registry.needed_runs(entries, "tiny", 0)
     assert len(needed) == len({one.identity() for one in needed})
-    # Eight activations, linear attention, correlated tokens, and three head counts on two tasks.
-    assert len(needed) == 8 + 1 + 1 + 3
+    # Eight activations, linear attention, correlated tokens, and three head counts on two tasks, of two models.
+    assert len(needed) == 8 + 1 + 1 + 2 * 3
     assert sum(isinstance(entry, TrainedTable) for entry in entries.values()) == len(NAMES) - 2
 
 
@@ -84,15 +87,31 @@ def test_seeds_of_different_commands_share_no_member():
     assert not set(multihead.member_seeds(0, 8)) & set(multihead.member_seeds(1, 8))
 
 
-def fake_ensemble(omega, mu, heads=2):
-    """Heads that were not trained, as an ensemble of layers would hold them."""
+def fake_ensemble(omega, mu, heads=2, diverged=()):
+    """Heads that were not trained, as an ensemble of layers would hold them; some members may have diverged."""
     config = multihead.heads_config("quick", 0, heads)
     config = dataclasses.replace(config, seeds=tuple(range(len(omega))))
     parameters = {"omega": np.array(omega), "mu": np.array(mu)}
-    result = type("Result", (), {"config": config, "parameters": parameters})()
+    losses = [
+        Diverged(member, 7, "nan", 0.1) if member in diverged else Estimate(0.25, 0.01, 10, 5, 0)
+        for member in range(len(omega))
+    ]
+    numerics = Numerics("float32", "float64", "highest", 1, "cpu", "", "")
+    rows = {"loss": tuple(losses)}, {"loss": ((),) * len(omega)}
+    result = TrainingResult(config, *rows, (), 10, False, numerics, (), parameters, (0.0, 0.0))
     return multihead.Ensemble(
         result, Snapshots(np.array([0, 10]), {k: np.array([v, v]) for k, v in parameters.items()})
     )
+
+
+def test_members_that_diverged_are_counted_and_left_out():
+    nan = [math.nan, math.nan]
+    ensemble = fake_ensemble([[0.2, -0.2], nan, [0.22, -0.22]], [[2.0, -2.0], nan, [2.0, -2.0]], diverged=(1,))
+    assert ensemble.settled.tolist() == [True, True]
+    assert ensemble.over_members(ensemble.patterns.gamma).value == pytest.approx(0.21)
+    assert ensemble.path()[1].tolist() == [[[0.2, -0.2], [0.22, -0.22]]] * 2
+    assert ensemble.measured_loss().value == pytest.approx(0.25)
+    assert multihead.settled_text(ensemble) == "mean over 2 of 3 members; 1 diverged"
 
 
 def test_trapped_members_are_counted_and_left_out():
@@ -180,17 +199,43 @@ def test_heads_that_serve_a_task_are_told_from_those_that_do_not():
     assert (shared.sum(axis=1) > 1).any()
 
 
-def test_four_heads_can_implement_the_cross_task_rule_and_fewer_cannot():
-    problem = multihead_multitask.task()
-    cross = cross_task_rule(problem)
-    rule, risk = multihead_multitask.best_rule(problem, 4)
-    assert rule == pytest.approx(cross, abs=1e-4)
-    assert risk == pytest.approx(rule_risk(problem, cross).sum(), rel=1e-8)
-    _, three = multihead_multitask.best_rule(problem, 3)
-    _, two = multihead_multitask.best_rule(problem, 2)
-    own = rule_risk(problem, descent_rule(problem)).sum()
-    assert risk < three < own < two
+def test_rules_are_compared_up_to_exchange_of_the_tasks():
+    cross = cross_task_rule(multihead_multitask.task())
     assert multihead_multitask.rule_distance(np.array([cross, 2 * cross]), cross) == pytest.approx([0, 1])
+
+
+def test_pairs_of_heads_are_found_in_any_order():
+    rng = np.random.default_rng(0)
+    one, other, mu = rng.normal(size=6), rng.normal(size=6), rng.normal(size=(2, 2))
+    omega = np.array([[one, other, -other, -one], [one, other, -1.2 * other, -one], [one, one, other, other]])
+    weights = np.array([[mu[0], mu[1], -mu[1], -mu[0]]] * 3)
+    found = multihead_multitask.pair_departure(omega, weights)
+    assert found[:2] == pytest.approx([0, 0.2 / 2.2])
+    assert found[2] > 0.5
+    assert multihead_multitask.zero_sums(weights) == pytest.approx([0, 0, 0])
+    assert multihead_multitask.zero_sums(np.array([[[1.0, 1.0], [1.0, -0.5]]])) == pytest.approx([1])
+
+
+def test_reduced_heads_that_have_not_split_are_counted_and_left_out():
+    problem = multihead_multitask.task()
+    rule = descent_rule(problem)
+    pattern = descent_pattern(rule, 4, 0.1)
+    omega, mu = np.array([pattern.omega] * 3), np.array([pattern.mu] * 3)
+    mu[2, 0] = 5.0
+    config = multihead_multitask.configs("quick", 0)[-1]
+    config = dataclasses.replace(config, seeds=(0, 1, 2))
+    losses = [Estimate(value, 0.001, 10, 5, 0) for value in (0.3674, 0.3676, 1.0)]
+    result = type("Result", (), {"config": config, "parameters": {"omega": omega, "mu": mu},
+                                 "estimate": lambda self, name, member: losses[member]})()  # fmt: skip
+    rows = {row.quantity.removeprefix("reduced heads: "): row
+            for row in multihead_multitask._reduced_rows(4, result, rule, problem)}  # fmt: skip
+    assert rows["sums of mu vanish"].theory_text == "in 2 of 3 members"
+    assert rows["risk, both tasks"].trained.value == pytest.approx(0.3675)
+    assert rows["risk, both tasks"].agreement is Agreement.AGREES
+    assert rows["distance of the rule from the best"].trained.value == pytest.approx(0, abs=1e-12)
+    assert rows["one +- pair per task"].theory_text.startswith("in 2 of 2 members")
+    mu[1, 0] = 5.0
+    assert len(multihead_multitask._reduced_rows(4, result, rule, problem)) == 1
 
 
 def test_the_landscapes_meet_at_small_heads_and_part_at_large_ones(tiny):

@@ -9,17 +9,26 @@ diagonal key-query matrices, rows of ω, shape (h, d), and output weights μ, sh
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import minimize
 from scipy.special import softmax
 
-from theory.problems import MAX_SCALE, MultiTaskRegression, as_integer, as_real
+from theory.problems import MAX_SCALE, MultiTaskRegression, RegressionTask, as_integer, as_real
 from theory.results import DomainError, FloatArray
 
 # Singular values below this, relative to the largest, do not count towards the rank of a rule.
 _RANK_TOLERANCE = 1e-10
+# Starts of the search for the best rule of a rank: sets of columns of the best rule of any rank, and generic ones.
+_COLUMN_STARTS, _GENERIC_STARTS = 16, 16
+# What column starts get of a generic one: by themselves they may lie on ridges, where tasks do not mix.
+_SHIFT = 0.1
+# Gradient at which a search ends: risks are then good to its square.
+_SLOPE = 1e-8
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +97,87 @@ def cross_task_rule(task: MultiTaskRegression, teacher_variance: float | None = 
     """
     Q, c = _moments(task, teacher_variance)
     return np.asarray(np.moveaxis(np.linalg.solve(Q, np.moveaxis(c, 2, 0)), 0, 2).swapaxes(0, 1))
+
+
+def best_rule(
+    task: MultiTaskRegression, heads: int, *, own_labels: bool = False, teacher_variance: float | None = None
+) -> tuple[FloatArray, float]:
+    r"""Debiased rule of least risk that ``heads`` heads can implement, g of shape (N, N, d), and its risk, all tasks.
+
+    Since :math:`\sum_hOV_{22}^{(h)} = 0`, g as a matrix M of N² rows has at most rank R = h - 1, as G has where each
+    task reads its own labels only. With M = AB the best columns of B are a linear problem, which leaves
+
+    .. math:: \max_A \sum_i (A^\top c_i)^\top(A^\top W_iA)^{-1}A^\top c_i ,
+
+    W_i and c_i the moments in `rule_risk`, searched from 32 starts; from their rank on the result is
+    `cross_task_rule` or `descent_rule`. own_labels: labels of other tasks are not read; teacher_variance:
+    τ² > 0, by default 1/d. Source: beyond the paper; multihead section 5.4.
+    """
+    mask, R = signal_mask(task), as_integer("heads", heads, 1, 10**6) - 1
+    return _best_rule(task, min(R, mask.shape[1]), own_labels, _teacher_variance(task, teacher_variance))
+
+
+@lru_cache(maxsize=64)
+def _best_rule(task: MultiTaskRegression, R: int, own_labels: bool, tau: float) -> tuple[FloatArray, float]:
+    Q, c = _moments(task, tau)
+    N, d = len(c), task.dim
+    free = descent_rule(task, tau) if own_labels else cross_task_rule(task, tau).reshape(N * N, d)
+    if own_labels:
+        weights = Q[:, np.arange(N), np.arange(N)][:, :, np.newaxis] * np.eye(N)
+        wanted = np.einsum("nni->in", c)
+    else:
+        weights = np.einsum("nm,iab->inamb", np.eye(N), Q).reshape(d, N * N, N * N)
+        wanted = np.moveaxis(c, 2, 0).reshape(d, N * N)
+    M = free if _rank(free) <= R else _best_of_rank(free, weights, wanted, R)
+    g = np.eye(N)[:, :, np.newaxis] * M[:, np.newaxis, :] if own_labels else M.reshape(N, N, d)
+    g.flags.writeable = False
+    return g, float(rule_risk(task, g, tau).sum())
+
+
+def _best_of_rank(free: FloatArray, weights: FloatArray, wanted: FloatArray, R: int) -> FloatArray:
+    """Minimiser of the sum over columns m_i of m.W_i m - 2 c_i.m at rank R, below that of ``free``."""
+    if R == 0:
+        return np.zeros_like(free)
+    K = len(free)
+
+    def columns(A: FloatArray) -> FloatArray:
+        return np.asarray(np.linalg.solve(A.T @ weights @ A, (wanted @ A)[:, :, np.newaxis])[:, :, 0], np.float64)
+
+    def loss(x: FloatArray) -> tuple[float, FloatArray]:
+        A = x.reshape(K, R)
+        B = columns(A)
+        M = B @ A.T
+        slope = np.einsum("iab,ib->ia", weights, M) - wanted
+        return -float(np.sum(wanted * M)), np.asarray(2 * slope.T @ B).ravel()
+
+    distinct = np.unique(free.T.round(12), axis=0)
+    starts = itertools.islice(itertools.combinations(distinct[np.abs(distinct).max(axis=1) > 0], R), _COLUMN_STARTS)
+    generic = [_generic(K, R, number) for number in range(_GENERIC_STARTS)]
+    bases = [np.stack(chosen, axis=1) + _SHIFT * generic[0] for chosen in starts] + generic
+    found = [minimize(loss, np.linalg.qr(A)[0].ravel(), jac=True, method="BFGS", options={"gtol": _SLOPE})
+             for A in bases]  # fmt: skip
+    A = min(found, key=lambda end: float(end.fun)).x.reshape(K, R)
+    return np.asarray((columns(A) @ A.T).T)
+
+
+def _generic(K: int, R: int, number: int) -> FloatArray:
+    """A matrix of shape (K, R) without symmetries: quadratic phases with irrational steps."""
+    index = np.arange(1, K * R + 1, dtype=np.float64)
+    return np.asarray(np.cos(index**2 * np.sqrt(2 + number) + index * np.sqrt(3))).reshape(K, R)
+
+
+def task_alone(
+    task: MultiTaskRegression, number: int, teacher_variance: float | None = None
+) -> tuple[RegressionTask, float]:
+    r"""The single regression that heads see which serve one task alone, and the factor of its risk.
+
+    Heads with ω_hi = ω_h on S_n, 0 elsewhere, and with μ_hn' = 0 for n' ≠ n, have on task n the risk of (ω_h,
+    μ_hn) on |S_n| dimensions with noise :math:`\sigma^2/(\tau^2|S_n|)`, times :math:`\tau^2|S_n|`; exactly, at any
+    scale. number: n from 1; teacher_variance: τ² > 0, by default 1/d. Source: multihead (3.2), section 5.4.
+    """
+    mask, tau = signal_mask(task), _teacher_variance(task, teacher_variance)
+    size = int(mask[as_integer("number", number, 1, len(mask)) - 1].sum())
+    return RegressionTask(size, task.context, task.noise / (tau * size)), tau * size
 
 
 def rule_risk(task: MultiTaskRegression, rule: npt.ArrayLike, teacher_variance: float | None = None) -> FloatArray:

@@ -55,16 +55,15 @@ def softmax_risk(
     if as_json:
         print_json(prediction)
         return
-    approximate = prediction["approximate"]
     print_lines(
         f"Softmax attention with {len(omega)} heads, dim {task.dim}, context {task.context}, noise {task.noise:g}",
         f"  exact risk          {prediction['exact']:.12g}  (within {prediction['tolerance']:.1e})",
-        f"  approximate risk    {'beyond 1e308' if approximate is None else f'{approximate:.12g}'}",
+        f"  approximate risk    {_number_or_reason(prediction, 'approximate', 'approximate_reason')}",
         f"  effective step      {prediction['effective_step']:.6g}",
         f"  at infinite length  {prediction['infinite_test_length']:.6g}",
     )
     if prediction["best_mu"] is None:
-        print_lines(f"  best mu             not unique: {prediction['best_mu_reason']}")
+        print_lines(f"  best mu             unknown: {prediction['best_mu_reason']}")
         return
     best = ", ".join(f"{value:.6g}" for value in prediction["best_mu"])
     print_lines(f"  best mu             {best}: risk {prediction['best_mu_risk']:.12g}")
@@ -91,23 +90,17 @@ def icl_risk(dim: int, context: int, noise: float, plot: Path | None, as_json: b
     if as_json:
         print_json(prediction)
         return
+    bayes = _number_or_reason(prediction, "bayes", "bayes_reason")
+    within = "" if prediction["bayes"] is None else f"  (within {prediction['bayes_tolerance']:.1e})"
     print_lines(
         f"In-context regression, dim {task.dim}, context {task.context}, noise {task.noise:g} (noisy labels)",
         f"  vanilla gradient descent   {prediction['vanilla']:.12g}  at step {prediction['step_vanilla']:.6g}",
         f"  debiased gradient descent  {prediction['debiased']:.12g}  at step {prediction['step_debiased']:.6g}",
-        f"  Bayes                      {prediction['bayes']:.12g}  (within {prediction['bayes_tolerance']:.1e})",
+        f"  Bayes                      {bayes}{within}",
         f"  Bayes, proportional limit  {prediction['bayes_limit']:.12g}",
-    )
-    if prediction["ratio_debiased_bayes"] is None:
-        print_lines(f"  debiased over Bayes        undefined: {prediction['ratio_reason']}")
-        return
-    print_lines(f"  debiased over Bayes        {prediction['ratio_debiased_bayes']:.6g}")
-    if prediction["ratio_bound"] is None:
-        print_lines(f"  bounds on that             none: {prediction['bound_reason']}")
-        return
-    print_lines(
-        f"  bound at this size         {prediction['ratio_bound']:.6g}",
-        f"  the paper's, in the limit  {prediction['ratio_bound_paper']:.6g}",
+        f"  debiased over Bayes        {_number_or_reason(prediction, 'ratio_debiased_bayes', 'ratio_reason', 6)}",
+        f"  bound at this size         {_number_or_reason(prediction, 'ratio_bound', 'bound_reason', 6)}",
+        f"  the paper's, in the limit  {_number_or_reason(prediction, 'ratio_bound_paper', 'bound_paper_reason', 6)}",
     )
 
 
@@ -157,3 +150,8 @@ def optimum(dim: int, context: int, noise: float, heads: int, activation: str, s
 
 def _numbers(values: list[float] | None) -> str:
     return "none" if values is None else ", ".join(f"{value:.8g}" for value in values)
+
+
+def _number_or_reason(prediction: dict[str, Any], name: str, reason: str, digits: int = 12) -> str:
+    value = prediction[name]
+    return f"unknown: {prediction[reason]}" if value is None else f"{value:.{digits}g}"

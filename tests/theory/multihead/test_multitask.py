@@ -1,12 +1,15 @@
 """Multi-task rules: optimality, Monte Carlo, the paper's example, patterns of heads and when they must superpose."""
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import minimize
 
 from theory.multihead import multitask as mt
 from theory.multihead.gradient_descent import debiased_risk, debiased_step
+from theory.multihead.softmax_risk import softmax_risk
 from theory.problems import MultiTaskRegression, RegressionTask
 from theory.results import DomainError
 
@@ -61,6 +64,86 @@ def test_rules_are_optimal(move):
     up, here, down = (mt.rule_risk(TASK, cross + sign * both).sum() for sign in (1, 0, -1))
     assert up == pytest.approx(down, rel=1e-12)
     assert up >= here - 1e-15
+
+
+def test_best_rules_of_few_heads_are_those_of_any_rank_from_there_on():
+    for heads in (4, 5, 9):
+        rule, risk = mt.best_rule(TASK, heads)
+        np.testing.assert_allclose(rule, mt.cross_task_rule(TASK), rtol=1e-12, atol=1e-14)
+        assert risk == pytest.approx(mt.rule_risk(TASK, rule).sum(), rel=1e-14)
+    rule, risk = mt.best_rule(TASK, 3, own_labels=True)
+    np.testing.assert_allclose(rule, np.eye(2)[:, :, None] * RULE[:, None], rtol=1e-12)
+    assert risk == pytest.approx(mt.rule_risk(TASK, RULE).sum(), rel=1e-14)
+    none, risk = mt.best_rule(TASK, 1)
+    assert not none.any()
+    assert risk == pytest.approx(2 * 0.1 + 8 / 6, rel=1e-14)  # of predicting 0: noise, and 1/6 per coordinate used
+    risks = [mt.best_rule(TASK, heads)[1] for heads in (1, 2, 3, 4)]
+    assert (np.diff(risks) < 0).all()
+
+
+def test_two_heads_on_own_labels_in_high_precision():
+    # Tasks alike: one step where both use a coordinate, one where either does, and the other's label is read in vain.
+    mpmath.mp.dps = 40
+    L, noise, tau = mpmath.mpf(40), mpmath.mpf("0.1"), mpmath.mpf(1) / 6
+    spread = (4 * tau + noise) / L
+    steps = [tau / (tau + spread)] * 2 + [tau / (tau + 2 * spread)] * 4
+    rho = (L - 1) / L
+    gain = 2 * rho * tau * steps[0] + 2 * 2 * rho * tau * steps[2] / 2
+    exact = 2 * (noise + 4 * tau) - gain * 2
+    rule, risk = mt.best_rule(TASK, 2, own_labels=True)
+    assert risk == pytest.approx(float(exact), rel=1e-12)
+    assert np.einsum("nni->ni", rule) == pytest.approx(
+        np.array([[float(steps[i]) for i in (2, 3, 0, 1, 4, 5)]] * 2), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("sets", [TASK.signal_sets, ((1, 2, 4), (1,), (5,)), ((3,), (1, 4, 5, 6), (1,))])
+@pytest.mark.parametrize("heads", [2, 3])
+@pytest.mark.parametrize("own_labels", [True, False])
+def test_best_rules_are_not_beaten_by_a_search_over_factors(sets, heads, own_labels):
+    task = MultiTaskRegression(6, 12, 0.3, sets)
+    N, R = len(sets), heads - 1
+    rows = N if own_labels else N * N
+    rule, risk = mt.best_rule(task, heads, own_labels=own_labels)
+    flat = np.einsum("nni->ni", rule) if own_labels else rule.reshape(rows, 6)
+    assert np.linalg.matrix_rank(flat, tol=1e-8) <= R
+    assert risk == pytest.approx(mt.rule_risk(task, rule).sum(), rel=1e-14)
+
+    def product(x):
+        M = x[: rows * R].reshape(rows, R) @ x[rows * R :].reshape(R, 6)
+        return M if own_labels else M.reshape(N, N, 6)
+
+    rng = np.random.default_rng(5)
+    for _ in range(3):
+        end = minimize(lambda x: mt.rule_risk(task, product(x)).sum(), rng.normal(0, 0.5, (rows + 6) * R))
+        assert end.fun >= risk - 1e-7  # finite differences end a little above a minimum
+
+
+def test_best_rules_by_monte_carlo():
+    _, _, query, target, v = features(TASK, 20_000, np.random.default_rng(3))
+    for heads in (2, 3):
+        rule, risk = mt.best_rule(TASK, heads)
+        loss = ((target - np.einsum("nai,mai,mi->mn", rule, v, query)) ** 2).sum(axis=1)
+        assert abs(loss.mean() - risk) < 5 * loss.std() / np.sqrt(len(loss))  # two deviates: one seed in 10^6
+
+
+def test_a_task_that_heads_serve_alone():
+    alone, factor = mt.task_alone(TASK, 2)
+    assert (alone.dim, alone.context) == (4, 40)
+    assert (alone.noise, factor) == (pytest.approx(0.15, rel=1e-15), pytest.approx(4 / 6, rel=1e-15))
+    # The limit: descent on its own labels, as a single regression and as one of several.
+    step = debiased_step(alone)
+    assert step == pytest.approx(RULE[1, 2], rel=1e-14)
+    assert factor * debiased_risk(alone, step * np.eye(4)) == pytest.approx(mt.rule_risk(TASK, RULE)[1], rel=1e-13)
+    # Any scale: heads on both sides of zero, and one that reads the other task.
+    X, y, query, target, _ = features(TASK, 20_000, np.random.default_rng(4))
+    omega, mu = np.zeros((3, 6)), np.zeros((3, 2))
+    omega[:2, 2:], mu[:2, 1] = [[0.4], [-0.3]], (1.2, -1.5)
+    omega[2, :4], mu[2, 0] = 0.2, 1.0
+    loss = (target - mt.multitask_prediction(X, y, query, omega, mu))[:, 1] ** 2
+    exact = factor * softmax_risk(alone, (0.4, -0.3), (1.2, -1.5)).value
+    assert abs(loss.mean() - exact) < 5 * loss.std() / np.sqrt(len(loss))  # one seed in 10^6
+    assert mt.task_alone(TASK, 1, 1.0) == (RegressionTask(4, 40, 0.025), 4.0)
 
 
 def test_heads_needed_and_superposition():
@@ -125,6 +208,9 @@ def test_zero_rule_needs_dummies_only():
         (lambda: mt.cross_task_rule(MultiTaskRegression(6, 1, 0.1, ((1,),))), "at least 2"),
         (lambda: mt.implemented_rule(np.ones((2, 3)), np.ones((3, 3))), "omega and mu must be finite"),
         (lambda: mt.heads_needed([1.0, 2.0]), "rule must be a finite matrix"),
+        (lambda: mt.best_rule(TASK, 0), "heads must be"),
+        (lambda: mt.best_rule(RegressionTask(5, 40, 0.1), 2), "MultiTask"),
+        (lambda: mt.task_alone(TASK, 3), "number must be"),
     ],
 )
 def test_domain_errors(call, message):
