@@ -43,7 +43,7 @@ def test_what_the_page_says_in_words_is_in_the_table(study, table):
     quiet = means["teacher_averaged"]
     assert (quiet < means["sampled"].reindex(quiet.index)).all()
     for rate in study.RATES:
-        assert study.noiseless(rate)[study.STEPS[-1]] < quiet[rate].min()
+        assert study.noiseless()[rate][study.STEPS[-1]] < quiet[rate].min()
 
 
 def test_powers_of_made_up_places_are_found(study, table):
