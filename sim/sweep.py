@@ -141,7 +141,7 @@ def sweep_configs(content: object) -> list[TrainingConfig]:
     """
     if not isinstance(content, Mapping) or not set(content) <= set(TABLES) or "experiment" not in content:
         got = sorted(content) if isinstance(content, Mapping) else content
-        raise DomainError(f"a training file must have the tables experiment, training and sweep, got {got!r}")
+        raise DomainError(f"a training file must have the table experiment (training, sweep optional), got {got!r}")
     for name, part in content.items():
         if not isinstance(part, Mapping):
             raise DomainError(f"{name} must be a table of fields, got {part!r}")

@@ -46,4 +46,4 @@ def test_no_module_of_theory_imports_torch_numba_or_matplotlib(tmp_path: Path) -
 
 @pytest.mark.skipif(importlib.util.find_spec("validate.cli") is None, reason="the command is not there yet")
 def test_the_command_does_not_import_torch(tmp_path: Path) -> None:
-    assert "torch" not in heavy_imports("validate.cli", cwd=tmp_path)
+    assert "torch" not in heavy_imports("validate.commands.group", cwd=tmp_path)

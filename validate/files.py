@@ -7,11 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from sim.files import replace_file
+from theory.results import DomainError
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write ``content`` to a temporary file beside ``path``, flush it to disk, and rename it into place."""
-    replace_file(path, content, "output folder")
+    """Write ``content`` to a temporary file beside ``path``, flush it to disk, and rename it into place.
+
+    A link keeps pointing where it does. Raises DomainError where the folder cannot be written, or where ``path`` is
+    something else than a file: a device would be replaced by the rename.
+    """
+    require_replaceable(path)
+    replace_file(path.resolve(), content, "output folder")
+
+
+def require_replaceable(path: Path) -> None:
+    """Refuse a path at which a folder, a device or a pipe stands. Raises DomainError."""
+    if path.exists() and not path.is_file():
+        raise DomainError(f"the output must be a file, got {path}, which is a folder, a device or a pipe")
 
 
 def strict_json(content: Any, *, indent: int | None = None) -> str:

@@ -60,6 +60,7 @@ def icl_risk_prediction(task: RegressionTask) -> dict[str, Any]:
     debiased = float(gradient_descent.debiased_step_risk(task, step_debiased))
     bayes, bayes_reason = known(lambda: bayes_risk.bayes_risk(task))
     size = task.dim / task.context
+    ratio_reason: str | None
     if bayes is None:
         ratio, ratio_reason = None, "the Bayes risk is not known"
     elif bayes.value == 0:

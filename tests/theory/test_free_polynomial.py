@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.theory.reference import free_risks, power_law
 from theory.depth import free_polynomial as free
 from theory.depth.covariance_polynomial import polynomial_residual, residual_risk
-from theory.depth.spectral_measure import power_weight_rule
+from theory.depth.spectral_measure import power_weight_rule, spectral_measure
 from theory.problems import ArraySpectrum, PowerLawSpectrum
 from theory.results import DomainError, PrecisionError
 
@@ -134,6 +134,53 @@ def test_compression_against_the_direct_sum(a, b, dim, depths):
     direct = ArraySpectrum(tuple(k**-a), tuple(k**-b))
     compressed = free.finite_risk(PowerLawSpectrum(a, b, dim), depths)
     np.testing.assert_allclose(compressed, free.finite_risk(direct, depths), rtol=1e-10)
+
+
+def test_great_depth_against_ball_arithmetic():
+    exact = np.array(free_risks(power_law(1.5, 320), power_law(0.5, 320), 280))
+    ours = free.finite_risk(PowerLawSpectrum(1.5, 0.5, 320), np.arange(281))
+    np.testing.assert_allclose(ours, exact, rtol=FINITE_TOLERANCE)
+
+
+def test_coefficients_without_vectors_are_those_with_them():
+    spectrum = PowerLawSpectrum(2, 2)
+    measure = spectral_measure(spectrum, 300)
+    vectors = free.bidiagonalise(measure, 300)
+    risks = vectors.total / np.cumsum(np.append(1, np.cumprod((vectors.diagonal / vectors.superdiagonal) ** 2)))
+    np.testing.assert_allclose(free.finite_risk(spectrum, np.arange(301)), risks, rtol=FINITE_TOLERANCE)
+
+
+@pytest.mark.parametrize(("a", "b"), [(2, 1), (8, 0.5)])
+def test_compression_at_great_depth_against_the_direct_sum(a, b):
+    spectrum, depths = PowerLawSpectrum(a, b, 6000), [300, 1024, 1500]
+    direct = ArraySpectrum(tuple(spectrum.input_variances()), tuple(spectrum.teacher_variances()))
+    np.testing.assert_allclose(free.finite_risk(spectrum, depths), free.finite_risk(direct, depths), rtol=1e-12)
+
+
+def test_infinite_spectrum_at_great_depth_by_refining_it():
+    # 1024 modes one by one, whatever the depth, left a quarter of the risk at depth 2048.
+    spectrum, depths = PowerLawSpectrum(2, 1), [256, 1024, 2048]
+    fine = free.finite_risk(spectrum, depths, leading_modes=3000)
+    np.testing.assert_allclose(free.finite_risk(spectrum, depths), fine, rtol=1e-11)
+
+
+def test_discrete_exponent_is_reached_at_the_greatest_depth():
+    spectrum, depths = PowerLawSpectrum(2, 1), [256, 512, 1024, 2048, 4096]
+    missing = free.discrete_exponent(spectrum) - free.local_exponents(depths, free.finite_risk(spectrum, depths))
+    # The local exponent lacks a term of order 1/L: each doubling halves it.
+    np.testing.assert_allclose(missing[:-1] / missing[1:], 2, rtol=0.05)
+    assert 0 < missing[-1] < 0.0025
+
+
+def test_equal_nodes_are_merged_at_great_depth():
+    eigenvalues = tuple(np.repeat(np.arange(1.0, 401.0), 2))
+    merged = ArraySpectrum(tuple(np.arange(1.0, 401.0)), (2.0,) * 400)
+    doubled = ArraySpectrum(eigenvalues, (1.0,) * 800)
+    depths = [10, 300, 399, 400, 500]
+    risks = free.finite_risk(doubled, depths)
+    np.testing.assert_allclose(risks, free.finite_risk(merged, depths), rtol=FINITE_TOLERANCE)
+    assert (risks[:3] > 0).all()
+    assert (risks[3:] == 0).all()
 
 
 def test_infinite_dim_is_the_limit():

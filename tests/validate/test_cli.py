@@ -121,6 +121,27 @@ def test_isotropic_floor_json(capsys):
     assert content["interval"]["low"] <= content["value"] <= content["interval"]["high"]
 
 
+def test_floor_of_whole_contexts_agrees_with_the_exact_one(capsys):
+    arguments = [*FLOOR, "-a", "0", "--degree", "2", "--json"]
+    exact = json.loads(run(capsys, *arguments)[1])
+    drawn = json.loads(run(capsys, *arguments, "--method", "contexts", "--rel-error", "0.02", "--seed", "3")[1])
+    assert (exact["method"], drawn["method"]) == ("exact", "Monte Carlo")
+    # Fixed seed; five standard errors are exceeded by 1 seed in 10^6.
+    assert abs(drawn["value"] - exact["value"]) < 5 * drawn["stderr"]
+
+
+def test_risks_are_mean_squared_errors_and_the_label_variance_is_said(capsys):
+    arguments = ["exponent", "-a", "1", "-b", "1", "--dim", "3", "--depths", "1,2"]
+    content = json.loads(run(capsys, *arguments, "--json")[1])
+    assert content["label_variance"] == pytest.approx(1 + 1 / 4 + 1 / 9, rel=1e-15)
+    assert content["risk_constrained"][0] == pytest.approx(0 + 1 / 4 / 4 + 4 / 9 / 9, rel=1e-14)
+    text = run(capsys, *arguments)[1]
+    assert "risk of predicting zero   1.36111" in text
+    assert "mean squared error" in text
+    floor = json.loads(run(capsys, *FLOOR, "-a", "0", "--json")[1])
+    assert floor["label_variance"] == pytest.approx(16, rel=1e-14)
+
+
 def test_sampled_floor(capsys):
     arguments = [*FLOOR, "-a", "0.5", "--degree", "3", "--rel-error", "0.05", "--seed", "7"]
     status, out, _ = run(capsys, *arguments, "--json")
@@ -149,7 +170,8 @@ def test_sampled_floor(capsys):
         (["exponent", "-a", "2", "-b", "1", "--dim", "-4"], ["dim", "-4"]),
         (["exponent", "-a", "2", "-b", "1", "--dim", "1e400"], ["dim", "inf"]),
         (["exponent", "-a", "2", "-b", "1", "--depths", "4,2"], ["depths", "[4, 2]"]),
-        (["exponent", "-a", "2", "-b", "1", "--depths", "0,2"], ["depths", ">= 1"]),
+        (["exponent", "-a", "2", "-b", "1", "--depths", "0,2"], ["depths", "from 1 to 4096"]),
+        (["exponent", "-a", "2", "-b", "1", "--depths", "1.5"], ["depths", "from 1 to 4096", "[1.5]"]),
         (["exponent", "-a", "2", "-b", "1", "--depths", ""], ["--depths"]),
         (["exponent", "-a", "2", "-b", "1", "--depths", "1,100000"], ["depth", "4096"]),
         (["exponent", "-a", "2", "-b", "1", "--plot", "figure.bmp"], ["--plot", "figure.bmp", ".svg"]),
@@ -159,6 +181,9 @@ def test_sampled_floor(capsys):
         ([*FLOOR, "-a", "0", "--degree", "0"], ["degree", "0"]),
         ([*FLOOR, "-a", "0.5", "--rel-error", "0"], ["relative_error", "0"]),
         ([*FLOOR, "-a", "0.5", "--seed", "-1"], ["seed", "-1"]),
+        ([*FLOOR, "-a", "0.5", "--attention", "softmax", "--degree", "3"], ["--degree", "softmax"]),
+        ([*FLOOR, "-a", "0.5", "--attention", "softmax", "--method", "contexts"], ["--method", "softmax"]),
+        ([*FLOOR, "-a", "0.5", "--rel-error", "1e-9"], ["draw whole contexts", 'method "contexts"']),
         ([*FLOOR[:-1], "65", "-a", "0"], ["top_k", "65", "64"]),
         (["verify", "depth:999"], ["claim id", "depth:999"]),
         (["verify", "--paper", "other"], ["--paper", "other"]),
@@ -178,18 +203,36 @@ def test_bad_input_is_one_sentence_and_status_2(capsys, arguments, words):
         assert word in err
 
 
-def test_unwritable_output_is_named(capsys, tmp_path, monkeypatch):
-    from validate.figures.comparison import new_figure
+def test_unwritable_output_is_named_before_anything_is_computed(capsys, tmp_path, monkeypatch):
+    from validate import predictions
     from validate.tables import registry
-    from validate.tables.comparison import Table
 
-    fake = Table("depth:table-2", "empty", (), (), lambda: new_figure(1, 1)[0])
-    monkeypatch.setitem(registry.TABLES, "depth:table-2", lambda profile, seed, progress: fake)
+    def compute(*_args):
+        raise AssertionError("computed although the output cannot be written")
+
+    monkeypatch.setitem(registry.TABLES, "depth:table-2", compute)
+    monkeypatch.setattr(predictions, "exponent_prediction", compute)
+    monkeypatch.setattr(predictions, "floor_prediction", compute)
     blocker = tmp_path / "file"
     blocker.write_text("in the way")
-    status, _, err = run(capsys, "reproduce", "depth:table-2", "--out", str(blocker / "folder"))
+    folder = tmp_path / "figure.png"
+    folder.mkdir()
+    spectrum = ["-a", "2", "-b", "1"]
+    for arguments in (
+        ["reproduce", "depth:table-2", "--out", str(blocker / "folder")],
+        ["reproduce", "depth:table-2", "--out", str(blocker)],
+        ["exponent", *spectrum, "--plot", str(blocker / "folder" / "figure.png")],
+        [*FLOOR, "-a", "0.5", "--plot", str(blocker / "figure.svg")],
+    ):
+        status, out, err = run(capsys, *arguments)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert "folder must be writable" in err
+    status, _, err = run(capsys, "exponent", *spectrum, "--plot", str(folder))
     assert status == 2
-    assert "folder must be writable" in err
+    assert "must be a file" in err
+    # A refusal for another reason leaves no folder behind.
+    assert run(capsys, "exponent", "-a", "x", "-b", "1", "--plot", str(tmp_path / "new" / "figure.png"))[0] == 2
+    assert not (tmp_path / "new").exists()
 
 
 def test_verify(capsys):
@@ -345,10 +388,14 @@ def test_bad_input_of_the_multihead_commands(capsys, arguments, words):
     ("arguments", "missing", "text"),
     [
         (["--dim", "1000", "--context", "100000", "--noise", "0", "--omega", "1", "--mu", "1"], "approximate", "700"),
-        (["--dim", "1000", "--context", "100", "--noise", "0", "--omega", "0.8", "--mu", "1e30"], "approximate", "1e308"),
+        (
+            ["--dim", "999", "--context", "9", "--noise", "0", "--omega", "0.8", "--mu", "1e30"],
+            "approximate",
+            "1e308",
+        ),
         ([*REGRESSION, "--omega", "0.1,0.1000000001", "--mu", "1,1"], "best_mu", "too close"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_known_beside_the_exact_softmax_risk(capsys, arguments, missing, text, tmp_path):
     status, out, err = run(capsys, "softmax-risk", *arguments, "--json")
     content = json.loads(out)
@@ -362,7 +409,7 @@ def test_what_is_not_known_beside_the_exact_softmax_risk(capsys, arguments, miss
     path = tmp_path / "risk.svg"
     status, out, _ = run(capsys, "softmax-risk", *arguments, "--plot", str(path))
     assert status == 0
-    assert f"unknown: {content[f'{missing}_reason']}" in out
+    assert f"undetermined: {content[f'{missing}_reason']}" in out
     assert "exact risk" in out
     assert ("not shown" in path.read_text()) == (missing == "approximate")
 
@@ -381,7 +428,7 @@ def test_icl_risk_beyond_the_exact_bayes_risk(capsys, tmp_path):
     assert "Bayes not shown:" in path.read_text()
     status, out, _ = run(capsys, *arguments)
     assert status == 0
-    assert "Bayes                      unknown: min(dim, context) must be at most 300" in out
+    assert "Bayes                      undetermined: min(dim, context) must be at most 300" in out
     assert "bound at this size" in out
 
 

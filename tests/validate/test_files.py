@@ -36,3 +36,24 @@ def test_json_is_strict():
     assert strict_json({"x": 0.1}) == '{"x": 0.1}'
     with pytest.raises(ValueError, match="JSON"):
         strict_json({"x": float("nan")})
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path):
+    import os
+    import stat
+
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path):
+        with pytest.raises(DomainError, match="must be a file"):
+            write_atomically(path, b"new")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_link_keeps_pointing_where_it_does(tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    write_atomically(link, b"new")
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"

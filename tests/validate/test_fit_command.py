@@ -187,6 +187,6 @@ def test_help_has_an_example_and_a_missing_file_is_named(capsys, tmp_path):
 
 
 def test_help_of_the_command_imports_no_pandas():
-    code = "import sys, validate.cli; print('pandas' in sys.modules or 'pyarrow' in sys.modules)"
+    code = "import sys, validate.commands.group; print('pandas' in sys.modules or 'pyarrow' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -144,7 +144,7 @@ def test_an_interrupt_says_how_to_go_on(file: Path, monkeypatch, capsys) -> None
         ("steps = 12", "steps = 1979-05-27", "steps must be an integer"),
         ("top_k = 2", "top_k = 7", "top_k must be at most context (6), got 7"),
         ('kind = "softmax attention"', 'kind = "softmax"', "kind must be one of"),
-        ("[training]", "[trainings]", "must have the tables experiment, training and sweep"),
+        ("[training]", "[trainings]", "must have the table experiment"),
         ("depth = [2, 1]", "depth = [2, 0]", "depth must be an integer from 1"),
         ("steps = 12", "steps = ", "config.toml must be a TOML file: Invalid value"),
     ],

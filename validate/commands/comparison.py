@@ -17,6 +17,7 @@ from validate.commands.tools import (
     print_table,
     progress_bar,
     reproduction_options,
+    require_writable_folder,
 )
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def reproduce(
         print_json({"names": list(TABLES)}) if as_json else print_lines(*TABLES)
         return
     chosen = select_tables(names)
+    require_writable_folder(out)
     seed, runs = checked_run(seed, workers, scheduler, out / "runs" if folder is None else folder)
     tables = []
     for table in build_tables(chosen, profile, seed, runs, quiet=as_json):

@@ -11,6 +11,8 @@ from validate.commands.tools import (
     Number,
     NumberList,
     busy,
+    check_output,
+    chosen_spectrum,
     json_option,
     plot_option,
     print_json,
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
     from theory.problems import TopKTask
 
+FLOOR_UNIT = "mean squared error"
+DEFAULT_DEGREE = 8
 DEFAULT_DEPTHS = "1,2,4,8,16,32,64"
 
 
@@ -40,45 +44,75 @@ DEFAULT_DEPTHS = "1,2,4,8,16,32,64"
     help="Increasing layer counts, 1 to 4096.",
 )
 @click.option("--modes", type=NumberList(), help="Modes whose normalised losses to show; needs --dim.")
+@click.option(
+    "--csv",
+    "csv_file",
+    type=click.Path(path_type=Path),
+    callback=check_output,
+    help="Write the table of depths to this file with all digits.",
+)
 @plot_option
 @json_option
 def exponent(
-    input_exponent: float,
-    teacher_exponent: float,
+    input_exponent: float | None,
+    teacher_exponent: float | None,
+    spectrum_file: Path | None,
+    eigenvalue_column: str | None,
+    teacher_column: str | None,
     dim: int | None,
     depths: list[int],
     modes: list[int] | None,
+    csv_file: Path | None,
     plot: Path | None,
     as_json: bool,
 ) -> None:
     """Depth exponents and risks of linear attention on the easy task.
 
+    The spectrum is a power law, or a file with columns eigenvalue and teacher, a row per mode.
+
     Example:  attnlaws exponent -a 2 -b 1 --dim 128 --depths 1,2,4,8
     """
-    from validate.predictions import exponent_prediction, mode_prediction
+    from validate.predictions import depth_table, exponent_prediction, mode_prediction
 
-    with busy("computing risks"):  # minutes beyond depth 1000, whose cost grows as the third power of the depth
-        prediction = exponent_prediction(input_exponent, teacher_exponent, dim, depths)
+    spectrum = chosen_spectrum(
+        input_exponent, teacher_exponent, dim, spectrum_file, eigenvalue_column, teacher_column
+    )
+    with busy("computing risks"):  # some seconds at depth 4096
+        prediction = exponent_prediction(spectrum, depths)
         if modes is not None:
-            prediction["modes"] = mode_prediction(input_exponent, teacher_exponent, dim, depths, modes)
+            prediction["modes"] = mode_prediction(spectrum, depths, modes)
     if plot is not None:
         from validate.figures.predictions import exponent_plot
 
         write_plot(lambda: exponent_plot(prediction), plot)
+    if csv_file is not None:
+        from validate.files import write_atomically
+
+        write_atomically(csv_file, depth_table(prediction).encode())
+    prediction = {"file": None if spectrum_file is None else str(spectrum_file), **prediction}
     if as_json:
         print_json(prediction)
         return
     from rich.table import Table
 
-    where = "infinitely many modes" if dim is None else f"{prediction['dim']} modes"
-    print_lines(
-        f"Linear attention, easy task: λ_k = k^-{prediction['input_exponent']:g}, "
-        f"ω_k = k^-{prediction['teacher_exponent']:g}, {where}",
-        f"  one update repeated in every layer   L^-{prediction['constrained']:.4g}   (ζ)",
-        f"  best polynomial, continuous spectrum  L^-{prediction['free_continuum']:.4g}   (2ζ)",
-        f"  best polynomial, discrete spectrum    L^-{prediction['free_discrete']:.4g}   ((2+a)ζ)",
-    )
-    table = Table(title="risk in units of the label variance; exponents to the next depth")
+    where = "infinitely many modes" if prediction["dim"] is None else f"{prediction['dim']} modes"
+    variance = f"  variance of the labels, the risk of predicting zero   {prediction['label_variance']:.6g}"
+    if prediction["file"] is not None:
+        print_lines(
+            f"Linear attention, easy task: {where} of {prediction['file']}",
+            f"  no asymptotic exponents: {prediction['asymptotic_reason']}",
+            variance,
+        )
+    else:
+        print_lines(
+            f"Linear attention, easy task: λ_k = k^-{prediction['input_exponent']:g}, "
+            f"ω_k = k^-{prediction['teacher_exponent']:g}, {where}",
+            f"  one update repeated in every layer   L^-{prediction['constrained']:.4g}   (ζ)",
+            f"  best polynomial, continuous spectrum  L^-{prediction['free_continuum']:.4g}   (2ζ)",
+            f"  best polynomial, discrete spectrum    L^-{prediction['free_discrete']:.4g}   ((2+a)ζ)",
+            variance,
+        )
+    table = Table(title="risk: mean squared error on labels; exponents to the next depth")
     for name in (
         "depth",
         "repeated update",
@@ -108,7 +142,7 @@ def exponent(
 
 @click.command()
 @spectrum_options
-@click.option("--dim", type=Number(), required=True, help="Input dimension.")
+@click.option("--dim", type=Number(), help="Input dimension; needed with -a and -b.")
 @click.option("--context", type=Number(), required=True, help="Number of context tokens.")
 @click.option("--top-k", type=Number(), required=True, help="Number of tokens averaged by the target.")
 @click.option(
@@ -119,7 +153,17 @@ def exponent(
     help="Floor of linear attention, or mean-field floor of softmax attention with infinitely many layers.",
 )
 @click.option(
-    "--degree", type=Number(), default=8, show_default=True, help="Degree of the covariance polynomial (linear)."
+    "--degree",
+    type=Number(),
+    help=f"Degree of the covariance polynomial (linear attention only).  [default: {DEFAULT_DEGREE}]",
+)
+@click.option(
+    "--method",
+    type=click.Choice(["auto", "queries", "contexts"]),
+    default="auto",
+    show_default=True,
+    help="How the floor of linear attention is found: exactly where inputs are isotropic, else by sampling queries "
+    "and integrating their contexts, or by drawing whole contexts, which takes any error but more time.",
 )
 @click.option("--rel-error", type=Number(), default=0.01, show_default=True, help="Relative standard error to reach.")
 @click.option("--seed", type=Number(), default=0, show_default=True, help="Seed of the sampled floor.")
@@ -127,13 +171,17 @@ def exponent(
 @plot_option
 @json_option
 def floor(
-    input_exponent: float,
-    teacher_exponent: float,
-    dim: int,
+    input_exponent: float | None,
+    teacher_exponent: float | None,
+    spectrum_file: Path | None,
+    eigenvalue_column: str | None,
+    teacher_column: str | None,
+    dim: int | None,
     context: int,
     top_k: int,
     attention: str,
-    degree: int,
+    degree: int | None,
+    method: str,
     rel_error: float,
     seed: int,
     max_contexts: int,
@@ -147,16 +195,30 @@ def floor(
 
     Example:  attnlaws floor -a 0 -b 0 --dim 128 --context 1024 --top-k 2
     """
-    from theory.problems import PowerLawSpectrum, TopKTask
+    from theory.problems import TopKTask
     from validate.predictions import floor_prediction
 
-    task = TopKTask(PowerLawSpectrum(input_exponent, teacher_exponent, dim), context, top_k)
+    if attention == "softmax" and (degree is not None or method != "auto"):
+        option = "--degree" if degree is not None else "--method"
+        raise click.UsageError(f"{option} is for linear attention: leave it out with --attention softmax")
+    if dim is None and spectrum_file is None:
+        raise click.UsageError("Missing option '--dim', or '--spectrum' instead of it and both exponents.")
+    spectrum = chosen_spectrum(
+        input_exponent, teacher_exponent, dim, spectrum_file, eigenvalue_column, teacher_column
+    )
+    task = TopKTask(spectrum, context, top_k)
     if attention == "softmax":
         softmax_floor(task, rel_error, seed, max_contexts, plot, as_json)
         return
     with progress_bar("sampling contexts") as progress:
         prediction = floor_prediction(
-            task, degree=degree, relative_error=rel_error, seed=seed, max_contexts=max_contexts, progress=progress
+            task,
+            degree=DEFAULT_DEGREE if degree is None else degree,
+            relative_error=rel_error,
+            seed=seed,
+            max_contexts=max_contexts,
+            progress=progress,
+            method=method,
         )
     if plot is not None:
         from validate.figures.predictions import floor_plot
@@ -167,7 +229,7 @@ def floor(
         return
     from rich.table import Table
 
-    table = Table(title=f"floor of linear attention, {prediction['method']}, units of the label variance")
+    table = Table(title=f"floor of linear attention, {prediction['method']} ({FLOOR_UNIT})")
     for name in ("degree", "floor", "standard error", "95 % interval"):
         table.add_column(name, justify="right")
     for row in prediction["floors_by_degree"]:
@@ -201,7 +263,7 @@ def softmax_floor(
 
     low, high = found.floor.interval().low, found.floor.interval().high
     print_lines(
-        "Softmax attention, infinitely many layers, fixed context states (units of the label variance)",
+        f"Softmax attention, infinitely many layers, fixed context states ({FLOOR_UNIT})",
         f"  floor           {found.floor.value:.6g}, standard error {found.floor.stderr:.2g}",
         f"  95 % interval   {low:.6g} .. {high:.6g}",
         f"  dual gap        {100 * found.dual_gap:.2g} % over {found.scanned} kinds of layer",

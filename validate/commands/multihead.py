@@ -63,7 +63,7 @@ def softmax_risk(
         f"  at infinite length  {prediction['infinite_test_length']:.6g}",
     )
     if prediction["best_mu"] is None:
-        print_lines(f"  best mu             unknown: {prediction['best_mu_reason']}")
+        print_lines(f"  best mu             undetermined: {prediction['best_mu_reason']}")
         return
     best = ", ".join(f"{value:.6g}" for value in prediction["best_mu"])
     print_lines(f"  best mu             {best}: risk {prediction['best_mu_risk']:.12g}")
@@ -154,4 +154,4 @@ def _numbers(values: list[float] | None) -> str:
 
 def _number_or_reason(prediction: dict[str, Any], name: str, reason: str, digits: int = 12) -> str:
     value = prediction[name]
-    return f"unknown: {prediction[reason]}" if value is None else f"{value:.{digits}g}"
+    return f"undetermined: {prediction[reason]}" if value is None else f"{value:.{digits}g}"

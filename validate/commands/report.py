@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from validate.commands.comparison import EXIT_FAILED, build_tables, check_claims, checked_run
-from validate.commands.tools import json_option, print_json, print_lines, reproduction_options
+from validate.commands.tools import json_option, print_json, print_lines, reproduction_options, require_writable
 
 if TYPE_CHECKING:
     from validate.claims.ledger import Claim
@@ -123,18 +122,6 @@ def select(
     if not tables and not claims:
         raise DomainError("names and options must leave a table or a claim to report, but leave none")
     return tables, claims
-
-
-def require_writable(path: Path) -> None:
-    """Refuse a folder that cannot be written, before anything is computed. Raises DomainError."""
-    from theory.results import DomainError
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as failure:
-        raise DomainError(f"the output folder must be writable, got {path.parent}: {failure.strerror}") from None
 
 
 def summary(done: Report) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table as RichTable
 
+    from theory.problems import Spectrum
     from validate.tables.comparison import Progress
 
+EXIT_BAD_INPUT = 2
 PLOT_ENDINGS = (".png", ".svg", ".pdf")
 
 
@@ -50,31 +53,90 @@ class NumberList(click.ParamType[Any]):
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object with full precision.")
 
 
-def check_ending(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
-    """Refuse a file name whose ending names no format, before anything is computed."""
+def require_writable(path: Path) -> None:
+    """Refuse a file that cannot be written, before anything is computed, and leave nothing behind.
+
+    Raises DomainError.
+    """
+    from validate.files import require_replaceable
+
+    require_replaceable(path)
+    require_writable_folder(path.resolve().parent)
+
+
+def require_writable_folder(folder: Path) -> None:
+    """Refuse a folder in which nothing can be written or which cannot be made. Raises DomainError."""
+    from theory.results import DomainError
+
+    try:
+        existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as failure:
+        raise DomainError(f"the output folder must be writable, got {folder}: {failure.strerror}") from None
+
+
+def check_output(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse a file that cannot be written, before anything is computed."""
+    if path is not None:
+        require_writable(path)
+    return path
+
+
+def check_plot_file(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse a file that cannot be written or whose ending names no format, before anything is computed."""
     if path is not None and path.suffix.lower() not in PLOT_ENDINGS:
         raise click.BadParameter(f"{str(path)!r} must end in {', '.join(PLOT_ENDINGS)}")
-    return path
+    return check_output(_ctx, _param, path)
 
 
 plot_option = click.option(
     "--plot",
     type=click.Path(path_type=Path),
-    callback=check_ending,
+    callback=check_plot_file,
     help="Draw it to this file; the ending chooses PNG, SVG or PDF.",
 )
 
 
 def spectrum_options(command: Any) -> Any:
-    """The two exponents that every command about a power-law spectrum takes."""
+    """A spectrum: two exponents, or a file with every mode. See `chosen_spectrum`."""
     for option in (
+        click.option("--teacher-column", help="Column of ω_k in that file.  [default: teacher]"),
+        click.option("--eigenvalue-column", help="Column of λ_k in that file.  [default: eigenvalue]"),
         click.option(
-            "-b", "--teacher-exponent", type=Number(), required=True, help="Exponent b of ω_k = k^-b, >= 0."
+            "--spectrum",
+            "spectrum_file",
+            metavar="FILE",
+            type=click.Path(path_type=Path),
+            help="CSV or Parquet file with a row per mode, instead of -a, -b and --dim.",
         ),
-        click.option("-a", "--input-exponent", type=Number(), required=True, help="Exponent a of λ_k = k^-a, >= 0."),
+        click.option("-b", "--teacher-exponent", type=Number(), help="Exponent b of ω_k = k^-b, >= 0."),
+        click.option("-a", "--input-exponent", type=Number(), help="Exponent a of λ_k = k^-a, >= 0."),
     ):
         command = option(command)
     return command
+
+
+def chosen_spectrum(
+    a: float | None, b: float | None, dim: int | None, file: Path | None, eigenvalue: str | None, teacher: str | None
+) -> Spectrum:
+    """The spectrum that the options describe; infinitely many modes where neither ``dim`` nor a file is given."""
+    from theory.problems import PowerLawSpectrum
+
+    if file is not None:
+        for name, value in (("-a", a), ("-b", b), ("--dim", dim)):
+            if value is not None:
+                raise click.UsageError(f"--spectrum holds every mode: leave {name} out")
+        from validate.spectrum_file import EIGENVALUE_COLUMN, TEACHER_COLUMN, read_spectrum
+
+        return read_spectrum(file, eigenvalue or EIGENVALUE_COLUMN, teacher or TEACHER_COLUMN)
+    for name, column in (("--eigenvalue-column", eigenvalue), ("--teacher-column", teacher)):
+        if column is not None:
+            raise click.UsageError(f"{name} names a column of the file that --spectrum gives, and there is none")
+    if a is None or b is None:
+        name = "'-a' / '--input-exponent'" if a is None else "'-b' / '--teacher-exponent'"
+        raise click.UsageError(f"Missing option {name}, or '--spectrum' instead of both exponents.")
+    return PowerLawSpectrum(a, b, dim)
 
 
 def reproduction_options(command: Any) -> Any:

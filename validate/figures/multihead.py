@@ -12,7 +12,7 @@ import numpy as np
 from theory.multihead import bayes_risk, gradient_descent
 from theory.multihead.approximate_loss import approximate_loss
 from theory.multihead.softmax_risk import softmax_risks
-from theory.problems import RegressionTask
+from theory.problems import MAX_SIZE, RegressionTask
 from theory.results import DomainError, FloatArray, PrecisionError
 from validate.figures.comparison import PAPER, SAMPLED, THEORY, TRAINED, new_figure
 
@@ -27,7 +27,8 @@ SCALES = 41
 def context_plot(task: RegressionTask) -> Figure:
     """Risks against context length around the task's own, each at its best step for that length."""
     figure, axes = new_figure(6.4, 4.4)
-    contexts = np.unique(np.geomspace(max(2, task.context // 8), 8 * task.context, CONTEXTS).round().astype(int))
+    most = min(8 * task.context, MAX_SIZE)
+    contexts = np.unique(np.geomspace(max(2, task.context // 8), most, CONTEXTS).round().astype(int)).clip(max=most)
     tasks = [replace(task, context=int(n)) for n in contexts]
     steps = gradient_descent.vanilla_step, gradient_descent.debiased_step
     vanilla = [float(gradient_descent.vanilla_step_risk(t, steps[0](t))) for t in tasks]

@@ -26,6 +26,8 @@ def exponent_plot(prediction: dict[str, Any]) -> Figure:
     )
     hidden = 0
     for key, label, colour, style in curves:
+        if prediction[key] is None:  # no continuum
+            continue
         risks = np.array(prediction[key])
         visible = risks > 0
         hidden += int((~visible).sum())
@@ -33,8 +35,11 @@ def exponent_plot(prediction: dict[str, Any]) -> Figure:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("depth L")
-    axes.set_ylabel("risk, units of the label variance")
-    title = f"a = {prediction['input_exponent']:g}, b = {prediction['teacher_exponent']:g}"
+    axes.set_ylabel("risk (mean squared error on labels)")
+    power_law = prediction["input_exponent"] is not None
+    title = "spectrum of one's own"
+    if power_law:
+        title = f"a = {prediction['input_exponent']:g}, b = {prediction['teacher_exponent']:g}"
     size = "infinite" if prediction["dim"] is None else prediction["dim"]
     note = f"; not shown: {hidden} of zero risk" if hidden else ""
     axes.set_title(f"{title}, dim {size}{note}", fontsize=9)

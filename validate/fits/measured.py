@@ -10,9 +10,8 @@ import numpy.typing as npt
 from theory.problems import as_real
 from theory.results import DomainError, FloatArray
 from validate.fits.solver import COEFFICIENT, EXPONENT, FLOOR, Batch, Solution, fit_floor, fit_line, hold_exponent
+from validate.table_file import listed
 
-# Rows named in one message; the rest are counted.
-NAMED_ROWS = 6
 # Losses, depths and errors are at most this, and at least its inverse: their squares must fit into float64.
 LARGEST = 1e100
 MAX_ROWS = 10_000
@@ -98,12 +97,6 @@ class MeasuredLosses:
             roots = self.losses / self.stderrs
             roots = roots / np.sqrt(np.mean(roots**2))
         return Batch(np.log(self.depths), np.log(self.losses)[None], roots)
-
-
-def listed(found: list[str]) -> str:
-    """Some findings in one line, and how many more there are."""
-    more = f" and {len(found) - NAMED_ROWS} more" if len(found) > NAMED_ROWS else ""
-    return ", ".join(found[:NAMED_ROWS]) + more
 
 
 @dataclass(frozen=True, slots=True)
