@@ -49,8 +49,10 @@ lint: $(STAMP) ## ruff, mypy and the import contracts
 
 docs: $(STAMP) ## the documentation as HTML in docs/_build/html, warnings as errors, and its examples run
 	$(say)
-	@$(VENV_PYTHON) -m sphinx -q -W --keep-going -b html docs docs/_build/html
-	@$(VENV_PYTHON) -m sphinx -q -W --keep-going -b doctest docs docs/_build/doctest
+	@$(VENV_PYTHON) docs/prepare.py
+	@$(VENV_PYTHON) -m sphinx -q -W --keep-going -b html docs docs/_build/html & html=$$!; \
+	  $(VENV_PYTHON) -m sphinx -q -W --keep-going -b doctest docs docs/_build/doctest; examples=$$?; \
+	  wait $$html && exit $$examples
 
 bench: $(STAMP) ## the benchmarks
 	$(say)

@@ -5,8 +5,7 @@ from importlib.metadata import version as installed_version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-import figures
-import generate
+import prepare
 
 project = "attnlaws"
 author = "The attnlaws developers"
@@ -34,5 +33,4 @@ doctest_global_setup = "import numpy as np"
 
 def setup(_app: object) -> None:
     """Write the generated pages and figures before the sources are read."""
-    generate.write_pages(Path(__file__).parent / "generated")
-    figures.write_figures(Path(__file__).parent / "generated" / "figures")
+    prepare.write_all()
