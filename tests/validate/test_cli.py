@@ -5,23 +5,9 @@ import sys
 
 import pytest
 
-from validate import cli
+from tests.validate.command import run
 
 FLOOR = ["floor", "-b", "0", "--dim", "16", "--context", "64", "--top-k", "2"]
-
-
-def run(capsys, *arguments):
-    """Exit status, standard output and standard error of the command, run in this process."""
-    old, sys.argv = sys.argv, ["attnlaws", *arguments]
-    try:
-        cli.main()
-        status = 0
-    except SystemExit as stop:
-        status = int(stop.code or 0)
-    finally:
-        sys.argv = old
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
 
 
 def test_exponent_json(capsys):

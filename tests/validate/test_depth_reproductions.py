@@ -13,6 +13,7 @@ from sim.contexts import SampleSize, sample_contexts
 from sim.streams import stream
 from sim.sweep import cost, train_many
 from sim.training import trained_model
+from tests.validate.command import run
 from theory.depth import free_polynomial
 from theory.problems import PowerLawSpectrum
 from theory.results import DomainError, Estimate
@@ -311,19 +312,6 @@ def test_unknown_names_list_the_known_ones():
         registry.select_tables(["depth:figure-8"])
 
 
-def command(capsys, monkeypatch, *arguments):
-    from validate import cli
-
-    monkeypatch.setattr("sys.argv", ["attnlaws", *arguments])
-    try:
-        cli.main()
-        status = 0
-    except SystemExit as stop:
-        status = int(stop.code or 0)
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
-
-
 @pytest.fixture
 def tiny_figure_13(tiny, monkeypatch):
     """The name depth:figure-13, two models, on the tiny profile whatever the command asks for."""
@@ -335,13 +323,13 @@ def tiny_figure_13(tiny, monkeypatch):
 
 def test_command_trains_once_keeps_the_models_and_writes_the_table(tiny_figure_13, tmp_path, capsys, monkeypatch):
     arguments = ("reproduce", "depth:figure-13", "--out", str(tmp_path), "--workers", "1", "--seed", "3")
-    status, out, _ = command(capsys, monkeypatch, *arguments)
+    status, out, _ = run(capsys, *arguments)
     assert status == 0
     assert "percentile" in out
     kept = sorted(path.name for path in (tmp_path / "runs").iterdir())
     assert len(kept) >= 2
     first = (tmp_path / "depth-figure-13.csv").read_text()
-    assert command(capsys, monkeypatch, *arguments)[0] == 0
+    assert run(capsys, *arguments)[0] == 0
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == kept
     assert (tmp_path / "depth-figure-13.csv").read_text() == first
 
@@ -351,7 +339,7 @@ def test_command_on_a_dask_cluster_of_processes_gives_the_bits_of_a_local_one(
 ):
     distributed = pytest.importorskip("distributed")
     arguments = ("reproduce", "depth:figure-13", "--seed", "3", "--out")
-    assert command(capsys, monkeypatch, *arguments, str(tmp_path / "here"), "--workers", "1")[0] == 0
+    assert run(capsys, *arguments, str(tmp_path / "here"), "--workers", "1")[0] == 0
     with (
         dask_settings(),
         distributed.LocalCluster(
@@ -359,7 +347,7 @@ def test_command_on_a_dask_cluster_of_processes_gives_the_bits_of_a_local_one(
         ) as cluster,
     ):
         there = (*arguments, str(tmp_path / "there"), "--scheduler", cluster.scheduler_address)
-        status, out, _ = command(capsys, monkeypatch, *there)
+        status, out, _ = run(capsys, *there)
         with distributed.Client(cluster, set_as_default=False) as client:
             (trained,) = {"sim.training" in modules for modules in client.run(loaded_modules).values()}
     assert (status, trained) == (0, True)
@@ -391,9 +379,9 @@ def parameter_bits(result):
 
 
 def test_command_lists_the_names(capsys, monkeypatch):
-    status, out, _ = command(capsys, monkeypatch, "reproduce", "--list")
+    status, out, _ = run(capsys, "reproduce", "--list")
     assert status == 0
     assert set(NAMES) <= set(out.split())
-    status, _, err = command(capsys, monkeypatch, "reproduce", "--workers", "0", "depth:table-5")
+    status, _, err = run(capsys, "reproduce", "--workers", "0", "depth:table-5")
     assert status == 2
     assert "workers" in err

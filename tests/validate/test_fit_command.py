@@ -9,24 +9,10 @@ import pandas as pd
 import pytest
 
 from sim.streams import stream
-from validate import cli
+from tests.validate.command import run
 from validate.power_law_fit import fit_power_law
 
 DEPTHS = 2.0 ** np.arange(9)
-
-
-def run(capsys, *arguments):
-    """Exit status, standard output and standard error of the command, run in this process."""
-    old, sys.argv = sys.argv, ["attnlaws", *(str(argument) for argument in arguments)]
-    try:
-        cli.main()
-        status = 0
-    except SystemExit as stop:
-        status = int(stop.code or 0)
-    finally:
-        sys.argv = old
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
 
 
 @pytest.fixture

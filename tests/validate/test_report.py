@@ -12,8 +12,8 @@ from urllib.parse import unquote
 
 import pytest
 
+from tests.validate.command import run
 from theory.results import DomainError, Estimate
-from validate import cli
 from validate.claims import ledger
 from validate.claims.ledger import Evidence, Ledger, Method, Relation, Verdict, evaluate
 from validate.claims.recorded import recorded_outcomes
@@ -278,18 +278,6 @@ def test_template_and_style_are_in_the_package():
 # The command.
 
 
-def run(capsys, monkeypatch, *arguments):
-    """Exit status, standard output and standard error of ``attnlaws report``, run in this process."""
-    monkeypatch.setattr(sys, "argv", ["attnlaws", "report", *arguments])
-    try:
-        cli.main()
-        status = 0
-    except SystemExit as stop:
-        status = int(stop.code or 0)
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
-
-
 @pytest.fixture
 def small(monkeypatch, tmp_path):
     """Two tables and two claims, in an empty folder; the list of what was built."""
@@ -310,7 +298,7 @@ def small(monkeypatch, tmp_path):
 
 
 def test_everything_goes_to_the_default_place(small, capsys, monkeypatch, tmp_path):
-    status, out, err = run(capsys, monkeypatch)
+    status, out, err = run(capsys, "report")
     assert (status, err) == (0, "")
     assert "6 rows: 2 agrees, 2 differs, 2 not tested" in out
     assert "2 claims: 1 holds, 1 misprint" in out
@@ -323,7 +311,7 @@ def test_everything_goes_to_the_default_place(small, capsys, monkeypatch, tmp_pa
 
 def test_json_names_the_file_and_counts(small, capsys, monkeypatch):
     arguments = ("depth:table-3", "depth:39", "--seed", "5", "--profile", "paper", "--output", "a/b.html", "--json")
-    status, out, _ = run(capsys, monkeypatch, *arguments)
+    status, out, _ = run(capsys, "report", *arguments)
     content = json.loads(out)
     assert status == 0
     assert content["path"] == "a/b.html"
@@ -347,7 +335,7 @@ def test_json_names_the_file_and_counts(small, capsys, monkeypatch):
     ],
 )
 def test_parts_can_be_chosen(small, capsys, monkeypatch, arguments, tables, claims):
-    status, out, _ = run(capsys, monkeypatch, *arguments, "--json")
+    status, out, _ = run(capsys, "report", *arguments, "--json")
     content = json.loads(out)
     assert status == 0
     assert content["tables"] == tables
@@ -372,7 +360,7 @@ def test_parts_can_be_chosen(small, capsys, monkeypatch, arguments, tables, clai
 def test_bad_input_is_one_sentence_before_anything_is_computed(small, capsys, monkeypatch, arguments, words):
     with open("file", "w", encoding="utf-8") as file:
         file.write("in the way")
-    status, out, err = run(capsys, monkeypatch, *arguments)
+    status, out, err = run(capsys, "report", *arguments)
     assert (status, out, err.count("\n"), small) == (2, "", 1, [])
     for word in words:
         assert word in err
@@ -381,7 +369,7 @@ def test_bad_input_is_one_sentence_before_anything_is_computed(small, capsys, mo
 def test_failures_exit_1_after_the_page_is_written(small, capsys, monkeypatch, tmp_path):
     rows = [replace(ROWS[0], consistent=False)]
     monkeypatch.setitem(registry.TABLES, "depth:table-3", lambda profile, seed, progress: table_of(rows))
-    status, out, _ = run(capsys, monkeypatch, "--no-claims")
+    status, out, _ = run(capsys, "report", "--no-claims")
     assert status == 1
     assert "expected to hold, but does not: table depth:table-3" in out
     checked_page((tmp_path / "results" / "report.html").read_text(encoding="utf-8"))
@@ -396,7 +384,7 @@ def test_a_failed_write_leaves_the_old_page(small, capsys, monkeypatch, tmp_path
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
-        run(capsys, monkeypatch, "--output", "report.html")
+        run(capsys, "report", "--output", "report.html")
     assert path.read_text() == "old"
     assert [one.name for one in tmp_path.iterdir()] == ["report.html"]
 
@@ -412,7 +400,7 @@ def test_opening_never_fails(small, capsys, monkeypatch, tmp_path, found):
         return found
 
     monkeypatch.setattr(webbrowser, "open", open_address)
-    status, _, err = run(capsys, monkeypatch, "depth:39", "--open")
+    status, _, err = run(capsys, "report", "depth:39", "--open")
     assert status == 0
     assert asked == [(tmp_path / "results" / "report.html").as_uri()]
     assert err == ("" if found is True else "attnlaws: no browser was found, open results/report.html in one\n")
@@ -436,7 +424,7 @@ def test_without_a_display_there_is_no_browser_and_no_failure(tmp_path):
 
 
 def test_help_has_an_example(capsys, monkeypatch):
-    status, out, _ = run(capsys, monkeypatch, "--help")
+    status, out, _ = run(capsys, "report", "--help")
     assert status == 0
     assert "Example:  attnlaws report" in out
     for option in (
@@ -465,7 +453,7 @@ def test_a_real_table_and_a_real_claim(capsys, monkeypatch, tmp_path):
         "--output",
         str(path),
     )
-    status, out, _ = run(capsys, monkeypatch, *arguments, "--json")
+    status, out, _ = run(capsys, "report", *arguments, "--json")
     content = json.loads(out)
     assert status == 0
     assert content["tables"] == ["multihead:figure-6"]
@@ -531,6 +519,6 @@ def test_recorded_verdicts_spare_the_checks(small, capsys, monkeypatch, tmp_path
         raise AssertionError
 
     monkeypatch.setattr(command, "check_claims", never)
-    status, out, _ = run(capsys, monkeypatch, "--no-tables", "--verdicts", str(path), "--json")
+    status, out, _ = run(capsys, "report", "--no-tables", "--verdicts", str(path), "--json")
     assert status == 0
     assert json.loads(out)["claims"]["misprint"] == 1

@@ -2,35 +2,20 @@
 
 import csv
 import json
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from tests.validate.command import run
 from theory.problems import PowerLawSpectrum
 from theory.results import DomainError
-from validate import cli
 from validate.spectrum_file import read_spectrum
 
 HEADER = "eigenvalue,teacher\n"
 SMALL = HEADER + "1.0,0.5\n0.6,1.0\n0.1,2.0\n"
 # Eigenvalues are written with all digits and sorted again: sums differ in the last place.
 ROUNDING = 1e-13
-
-
-def run(capsys, *arguments):
-    """Exit status, standard output and standard error of the command, run in this process."""
-    old, sys.argv = sys.argv, ["attnlaws", *map(str, arguments)]
-    try:
-        cli.main()
-        status = 0
-    except SystemExit as stop:
-        status = int(stop.code or 0)
-    finally:
-        sys.argv = old
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
 
 
 def written(folder, text):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from validate.cli import EXIT_BAD_INPUT, main
+from tests.validate.command import run
+from validate.cli import EXIT_BAD_INPUT
 from validate.commands.training import differences, preset_names, read_configs
 
 pytest.importorskip("torch")
@@ -33,17 +34,6 @@ experiment.depth = [2, 1]
 """
 
 
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["attnlaws", "train", *arguments])
-    try:
-        main()
-        status = 0
-    except SystemExit as end:
-        status = int(end.code or 0)
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
-
-
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -59,7 +49,7 @@ def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
 
 
 def test_runs_are_trained_measured_and_read_back(file: Path, monkeypatch, capsys) -> None:
-    status, out, err = run(monkeypatch, capsys, str(file), "--workers", "1", "--json")
+    status, out, err = run(capsys, "train", str(file), "--workers", "1", "--json")
     assert (status, err) == (0, "")
     runs = json.loads(out)["runs"]
     assert [one["config"]["experiment"]["depth"] for one in runs] == [2, 1]
@@ -68,7 +58,7 @@ def test_runs_are_trained_measured_and_read_back(file: Path, monkeypatch, capsys
     assert all(len(one["measured"]["loss"]) == 2 for one in runs)
     assert all(Path(one["folder"], "result.json").exists() for one in runs)
     assert {Path(one["folder"]).parent for one in runs} == {Path("runs")}
-    status, table, _ = run(monkeypatch, capsys, str(file), "--workers", "1", "--out", "runs")
+    status, table, _ = run(capsys, "train", str(file), "--workers", "1", "--out", "runs")
     assert status == 0
     for one in runs:
         assert one["folder"] in table
@@ -77,10 +67,10 @@ def test_runs_are_trained_measured_and_read_back(file: Path, monkeypatch, capsys
 
 
 def test_a_damaged_checkpoint_is_named(file: Path, monkeypatch, capsys) -> None:
-    _, out, _ = run(monkeypatch, capsys, str(file), "--workers", "1", "--json")
+    _, out, _ = run(capsys, "train", str(file), "--workers", "1", "--json")
     path = Path(json.loads(out)["runs"][0]["folder"]) / "checkpoint.pt"
     path.write_bytes(path.read_bytes()[:-5])
-    status, again, err = run(monkeypatch, capsys, str(file), "--workers", "1", "--json")
+    status, again, err = run(capsys, "train", str(file), "--workers", "1", "--json")
     assert status == 0
     assert err.count("\n") == 1
     assert err.startswith(f"attnlaws: checkpoint {path} is damaged") or str(path) in err
@@ -92,9 +82,9 @@ def test_a_damaged_checkpoint_is_named(file: Path, monkeypatch, capsys) -> None:
 def test_runs_of_other_code_are_named(file: Path, monkeypatch, capsys) -> None:
     with monkeypatch.context() as before:
         before.setattr("sim.training.source_digest", lambda _: "before")
-        status, _, err = run(before, capsys, str(file), "--workers", "1", "--json")
+        status, _, err = run(capsys, "train", str(file), "--workers", "1", "--json")
     assert (status, err) == (0, "")
-    status, out, err = run(monkeypatch, capsys, str(file), "--workers", "1", "--json")
+    status, out, err = run(capsys, "train", str(file), "--workers", "1", "--json")
     assert status == 0
     summary, line = err.splitlines()
     assert summary == "attnlaws: 2 runs were made by other code; the first:"
@@ -115,12 +105,12 @@ def test_a_member_that_diverged_is_shown_as_such(file: Path, monkeypatch, capsys
         return directions, *rest
 
     monkeypatch.setattr(Training, "batch", spoilt)
-    status, out, _ = run(monkeypatch, capsys, str(file), "--workers", "1", "--json")
+    status, out, _ = run(capsys, "train", str(file), "--workers", "1", "--json")
     assert status == 0
     first, second = json.loads(out)["runs"][0]["measured"]["loss"]
     assert first["value"] > 0
     assert (second["value"], second["reason"]) == (None, "diverged: the loss was nan at step 7")
-    status, table, _ = run(monkeypatch, capsys, str(file), "--workers", "1")
+    status, table, _ = run(capsys, "train", str(file), "--workers", "1")
     assert status == 0
     assert "diverged, step 7" in table
 
@@ -130,7 +120,7 @@ def test_an_interrupt_says_how_to_go_on(file: Path, monkeypatch, capsys) -> None
         raise KeyboardInterrupt
 
     monkeypatch.setattr("sim.sweep.train_many", interrupted)
-    status, _, err = run(monkeypatch, capsys, str(file))
+    status, _, err = run(capsys, "train", str(file))
     assert status == 130
     assert "the same command goes on from the last checkpoints" in err
 
@@ -153,7 +143,7 @@ def test_wrong_files_are_refused_in_one_sentence(
     old: str, new: str, sentence: str, file: Path, monkeypatch, capsys
 ) -> None:
     file.write_text(FILE.replace(old, new))
-    status, out, err = run(monkeypatch, capsys, str(file))
+    status, out, err = run(capsys, "train", str(file))
     assert (status, out) == (EXIT_BAD_INPUT, "")
     assert sentence in err
     assert err.count("\n") == 1
@@ -162,7 +152,7 @@ def test_wrong_files_are_refused_in_one_sentence(
 
 def test_bytes_that_are_not_text_are_refused(file: Path, monkeypatch, capsys) -> None:
     file.write_bytes(b"\xff\xfe")
-    status, _, err = run(monkeypatch, capsys, str(file))
+    status, _, err = run(capsys, "train", str(file))
     assert status == EXIT_BAD_INPUT
     assert "must be a TOML file" in err
 
@@ -179,23 +169,23 @@ def test_bytes_that_are_not_text_are_refused(file: Path, monkeypatch, capsys) ->
     ],
 )
 def test_wrong_arguments_are_refused(arguments: list[str], sentence: str, file: Path, monkeypatch, capsys) -> None:
-    status, _, err = run(monkeypatch, capsys, *arguments)
+    status, _, err = run(capsys, "train", *arguments)
     assert status == EXIT_BAD_INPUT
     assert sentence in err
 
 
 def test_without_torch_it_names_the_extra(file: Path, monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    status, _, err = run(monkeypatch, capsys, str(file))
+    status, _, err = run(capsys, "train", str(file))
     assert status == EXIT_BAD_INPUT
     assert "pip install 'attnlaws[train]'" in err
 
 
 def test_every_preset_is_a_valid_file(monkeypatch, capsys) -> None:
-    status, out, _ = run(monkeypatch, capsys, "--list-presets")
+    status, out, _ = run(capsys, "train", "--list-presets")
     assert status == 0
     assert out.split() == preset_names()
-    assert json.loads(run(monkeypatch, capsys, "--list-presets", "--json")[1]) == {"presets": preset_names()}
+    assert json.loads(run(capsys, "train", "--list-presets", "--json")[1]) == {"presets": preset_names()}
     for name in preset_names():
         configs = read_configs(None, name)
         assert len({one.identity() for one in configs}) == len(configs)
