@@ -172,8 +172,8 @@ def task_alone(
     r"""The single regression that heads see which serve one task alone, and the factor of its risk.
 
     Heads with ω_hi = ω_h on S_n, 0 elsewhere, and with μ_hn' = 0 for n' ≠ n, have on task n the risk of (ω_h,
-    μ_hn) on :math:`|S_n|` dimensions with noise :math:`\sigma^2/(\tau^2|S_n|)`, times :math:`\tau^2|S_n|`; exactly, at any
-    scale. number: n from 1; teacher_variance: τ² > 0, by default 1/d. Source: multihead (3.2), section 5.4.
+    μ_hn) on :math:`|S_n|` dimensions with noise :math:`\sigma^2/(\tau^2|S_n|)`, times :math:`\tau^2|S_n|`; exactly,
+    at any scale. number: n from 1; teacher_variance: τ² > 0, by default 1/d. Source: multihead (3.2), section 5.4.
     """
     mask, tau = signal_mask(task), _teacher_variance(task, teacher_variance)
     size = int(mask[as_integer("number", number, 1, len(mask)) - 1].sum())

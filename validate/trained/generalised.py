@@ -46,7 +46,7 @@ LAYER_VALUES = {
     "paper": ModelPlan((1, 2, 4, 8, 16, 32, 64, 128), 2500, _PAPER),
 }
 SINGLE_STREAM = {
-    "quick": ModelPlan((1, 2, 4, 8), 1000, _QUICK),
+    "quick": ModelPlan((1, 2, 4, 8), 1500, _QUICK),
     "paper": ModelPlan((1, 2, 4, 8, 16, 32, 64), 10000, _PAPER),
 }
 UPDATES = {
