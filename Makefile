@@ -20,7 +20,7 @@ say = @sed -n 's/^$@:.*\#\# /$@: /p' Makefile
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help reproduce test lint docs bench clean
+.PHONY: help reproduce test deep lint docs bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*\#\# /make \1|/p' Makefile | while IFS='|' read -r t d; do printf '%-16s %s\n' "$$t" "$$d"; done
@@ -31,14 +31,18 @@ reproduce: $(STAMP) ## the tables and figures of both papers: paper, theory, Mon
 
 test: $(STAMP) ## the suite on the tree (theory covered to 95 % of branches at least), then its short part on an installed wheel
 	$(say)
-	@$(PYTEST) -n 2 --dist loadfile --cov=theory --cov-branch --cov-report=term --cov-fail-under=95
+	@$(PYTEST) -n 2 --dist loadfile -m "not deep" --cov=theory --cov-branch --cov-report=term --cov-fail-under=95
 	@rm -rf build/lib build/bdist.* $(WHEEL)
 	@$(VENV_PYTHON) -m pip wheel -qq --no-index --no-deps --no-build-isolation --wheel-dir $(WHEEL) .
 	@$(VENV_PYTHON) -m pip install -qq --no-index --no-deps --target $(WHEEL)/site $(WHEEL)/*.whl
 	@echo "$@: the short tests on the installed wheel"
 	@cd $(WHEEL) && \
 	  ATTNLAWS_EXPECT_PREFIX="$(CURDIR)/$(WHEEL)/site" PYTHONPATH="$(CURDIR)/$(WHEEL)/site" PYTHONSAFEPATH=1 \
-	  "$(CURDIR)/$(VENV_PYTHON)" -m pytest -q -n 2 --dist loadfile -m "not tree and not long" -c "$(CURDIR)/pyproject.toml" "$(CURDIR)/tests"
+	  "$(CURDIR)/$(VENV_PYTHON)" -m pytest -q -n 2 --dist loadfile -m "not tree and not long and not deep" -c "$(CURDIR)/pyproject.toml" "$(CURDIR)/tests"
+
+deep: $(STAMP) ## the tests that train or search for tens of seconds, which the suite leaves out
+	$(say)
+	@$(PYTEST) -m deep
 
 lint: $(STAMP) ## ruff, mypy and the import contracts
 	$(say)

@@ -9,9 +9,12 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
+import pytest
 
 from sim.allocator import keep_freed_memory
 
+# The new process imports this module from the tree.
+pytestmark = pytest.mark.tree
 BLOCKS, BLOCK_BYTES = 20, 2**25
 
 

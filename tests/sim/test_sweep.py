@@ -303,6 +303,7 @@ def test_a_killed_dask_worker_loses_nothing(tmp_path: Path, cluster) -> None:
     assert fractions[-1] == 1
 
 
+@pytest.mark.deep
 def test_a_killed_dask_worker_loses_nothing_of_runs_in_one_pass(tmp_path: Path, cluster) -> None:
     # Two workers have two runs each of one pass.
     configs = [heads(steps=1200, history_every=100, checkpoint_every=100, seeds=(seed,)) for seed in range(4)]

@@ -335,6 +335,7 @@ KILLS = textwrap.dedent(
 )
 
 
+@pytest.mark.deep
 def test_kill_9_loses_nothing_of_runs_in_one_pass(tmp_path: Path) -> None:
     first, second, _, third, *_ = settings(ReducedHeads, "sampled")
     configs = [replace(one, checkpoint_every=3) for one in (first, second, third)]

@@ -334,6 +334,7 @@ def test_command_trains_once_keeps_the_models_and_writes_the_table(tiny_figure_1
     assert (tmp_path / "depth-figure-13.csv").read_text() == first
 
 
+@pytest.mark.deep
 def test_command_on_a_dask_cluster_of_processes_gives_the_bits_of_a_local_one(
     tiny_figure_13, tmp_path, capsys, monkeypatch
 ):

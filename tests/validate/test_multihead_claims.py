@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.validate.recorded import check_verdict, recorded_verdicts
+from tests.validate.recorded import check_verdict, recorded_verdicts, with_marks
 from validate.claims.ledger import Verdict, load_ledger
 
 pytestmark = pytest.mark.tree
@@ -89,9 +89,10 @@ def test_expected_verdicts_name_claims_with_corrections():
     assert set(WRONG_AS_PRINTED) == {name for name, claim in CLAIMS.items() if claim.correction is not None}
 
 
-@pytest.mark.parametrize("name", CLAIMS)
-def test_verdict(name):
-    check_verdict(f"multihead:{name}", WRONG_AS_PRINTED.get(name, Verdict.HOLDS).value)
+@pytest.mark.parametrize("identifier", with_marks(f"multihead:{name}" for name in CLAIMS))
+def test_verdict(identifier):
+    name = identifier.removeprefix("multihead:")
+    check_verdict(identifier, WRONG_AS_PRINTED.get(name, Verdict.HOLDS).value)
 
 
 def test_the_record_is_complete_and_agrees():

@@ -225,6 +225,7 @@ def test_best_one_and_two_heads():
         assert np.linalg.eigvalsh(risk_derivatives(TASK, best.omega, best.mu).hessian)[0] > -1e-10
 
 
+@pytest.mark.deep
 def test_more_heads_merge_a_pair():
     # The start that the scan of optimum(TASK, 4) ranks first; that search takes about a minute.
     four = module._merged_optimum(TASK, np.array([-3.6, -0.15, 0.15, 3.6]) / np.sqrt(5))
