@@ -30,13 +30,12 @@ from sim.experiments.base import Loss
 from sim.experiments.multihead import ReducedHeads
 from sim.snapshots import train_with_snapshots
 from sim.training import TrainingConfig
-from theory.multihead.softmax_risk import SoftmaxOptimum, optimum, softmax_risks
-from theory.problems import RegressionTask
+from theory.multihead.softmax_risk import softmax_risks
 from theory.results import FloatArray
 from validate.files import write_atomically
+from validate.trained.multihead import TASK, best_heads
 
 FOLDER = Path(__file__).parent
-TASK = RegressionTask(dim=5, context=40, noise=0.1)
 START = (0.3, 1.35)
 RATES, BATCHES, STEPS = (0.001, 0.003, 0.01), (64, 256, 1024), (1000, 4000, 16000)
 # The law is fitted where noise does not hold heads up, after the start is forgotten.
@@ -84,7 +83,7 @@ def trained(setting: Setting) -> pd.DataFrame:
     for count in STEPS:
         at = int(np.flatnonzero(snapshots.steps == count)[0])
         omega, mu = snapshots.parameters["omega"][at], snapshots.parameters["mu"][at]
-        excess = softmax_risks(TASK, omega, mu) - best_heads().risk.value
+        excess = softmax_risks(TASK, omega, mu) - best_heads(2).risk.value
         for member, seed in enumerate(result.config.seeds):
             size = np.abs(omega[member]).mean()
             step = omega[member] @ mu[member]
@@ -93,12 +92,6 @@ def trained(setting: Setting) -> pd.DataFrame:
 
 
 COLUMNS = ("rate", "batch", "loss", "steps", "seed", "gamma", "step", "excess")
-
-
-@lru_cache(maxsize=1)
-def best_heads() -> SoftmaxOptimum:
-    """The two heads with the least exact risk."""
-    return optimum(TASK, 2)
 
 
 @lru_cache(maxsize=1)
@@ -145,7 +138,7 @@ def noiseless() -> dict[float, dict[int, float]]:
 def resting_excess(gamma: float) -> float:
     """Excess risk of heads at rest at this scale, with the best mu."""
     linear, square = valley_risk()
-    return float(1 + TASK.noise - linear(gamma) ** 2 / (4 * square(gamma)) - best_heads().risk.value)
+    return float(1 + TASK.noise - linear(gamma) ** 2 / (4 * square(gamma)) - best_heads(2).risk.value)
 
 
 def effective_time(table: pd.DataFrame) -> pd.Series:
@@ -194,7 +187,7 @@ def runs_of(table: pd.DataFrame, setting: Setting) -> pd.DataFrame:
 
 def page(table: pd.DataFrame) -> str:
     """The study as a page: what was trained, the table, and what follows from it."""
-    best = np.abs(best_heads().omega).max()
+    best = np.abs(best_heads(2).omega).max()
     lines = [
         "# Where training stops along the valley",
         "",
@@ -246,7 +239,7 @@ def conclusions(table: pd.DataFrame) -> list[str]:
     root = "\\sqrt{\\mathrm{batch}}"
     powers = {name: f"${value:.3f}\\pm{error:.3f}$" for name, (value, error) in exponents(table).items()}
     typical, largest = collapse(table)
-    least = table["gamma"].min() / np.abs(best_heads().omega).max()
+    least = table["gamma"].min() / np.abs(best_heads(2).omega).max()
     ends = table[table["steps"] == STEPS[-1]].groupby(["loss", "rate", "batch"])
     places, excess = ends["gamma"].mean(), ends["excess"].mean()
     high = [last_power(runs_of(table, Setting(RATES[-1], batch, "sampled")))[0] for batch in BATCHES]

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
+from validate.cli import EXIT_BAD_INPUT
 from validate.commands import comparison, depth, fit, multihead, report, training
-from validate.commands.tools import EXIT_BAD_INPUT
 
 
 class ClosedPipeError(Exception):

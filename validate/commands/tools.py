@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from theory.problems import Spectrum
     from validate.tables.comparison import Progress
 
-EXIT_BAD_INPUT = 2
 PLOT_ENDINGS = (".png", ".svg", ".pdf")
 
 

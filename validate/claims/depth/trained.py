@@ -8,29 +8,24 @@ from functools import lru_cache
 from sim.experiments.softmax_attention import SoftmaxAttention
 from sim.sweep import train_many
 from sim.training import TrainingConfig, TrainingResult
-from theory.problems import PowerLawSpectrum, TopKTask
 from validate.claims.ledger import Evidence, Ledger, Method
+from validate.trained.softmax import STARTS, softmax_task
 
 LEDGER = Ledger()
-DIM, CONTEXT = 16, 64
 # Two trainings from different starts and seeds differ by some tenths of a per cent in R and C, more in A - C.
 SAME_LOSS = 0.01
 SAME_DISAGREEMENT = 0.03
 # On top 16 most of R is (A - C)/L even at 16 layers, so that C = R - (A - C)/L takes over the scatter of A - C.
 SAME_SHARED = 0.03
 _SETTING = "isotropic, dim 16, context 64, 2,500 steps of batch 256, seed 0"
-# Layer scales to start from by top_k: top 16 wants softer layers than top 2.
-_SCALES = {2: (1.0, 50.0), 16: (1.0, 30.0)}
 
 
 @lru_cache(maxsize=1)
 def _runs() -> dict[tuple[int, int], TrainingResult]:
     """Trained models by (top_k, depth), deepest first so that the two workers end together."""
     wanted = ((2, 64), (16, 64), (16, 16))
-    spectrum = PowerLawSpectrum(0, 0, DIM)
     configs = [
-        TrainingConfig(SoftmaxAttention(TopKTask(spectrum, CONTEXT, top_k), depth, _SCALES[top_k]))
-        for top_k, depth in wanted
+        TrainingConfig(SoftmaxAttention(softmax_task(0, 0, top_k), depth, *STARTS[top_k])) for top_k, depth in wanted
     ]
     return dict(zip(wanted, train_many(configs, 2), strict=True))
 
